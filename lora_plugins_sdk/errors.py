@@ -1,0 +1,56 @@
+"""Errors that a user can act on: each names the thing, the reason and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnostic:
+    """One problem found by a validation pass.
+
+    Args:
+        subject: what is wrong, named as the user wrote it (a key, a tensor, a target, a file).
+        reason: why it cannot be accepted.
+        cure: what the user can do about it.
+    """
+
+    subject: str
+    reason: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.reason} -> {self.cure}"
+
+
+class LoraError(ValueError):
+    """A user error. ``str(error)`` holds subject, reason and cure.
+
+    Args:
+        subject: what is wrong, named as the user wrote it.
+        reason: why it cannot be accepted.
+        cure: the way out.
+    """
+
+    def __init__(self, subject: str, *, reason: str, cure: str) -> None:
+        self.diagnostics: tuple[Diagnostic, ...] = (Diagnostic(subject=subject, reason=reason, cure=cure),)
+        super().__init__(str(self.diagnostics[0]))
+
+    @classmethod
+    def from_diagnostics(cls, title: str, diagnostics: Iterable[Diagnostic]) -> LoraError:
+        """One error that shows every diagnostic of a validation pass together."""
+        found = tuple(diagnostics)
+        assert found, "an error without a diagnostic tells the user nothing"
+        error = cls.__new__(cls)
+        error.diagnostics = found
+        lines = "\n".join(f"  - {one}" for one in found)
+        ValueError.__init__(error, f"{title}\n{lines}")
+        return error
+
+
+def raise_if_any(title: str, diagnostics: Iterable[Diagnostic]) -> None:
+    """Raise one :class:`LoraError` that lists `diagnostics`, or return when there are none."""
+    found = list(diagnostics)
+    if found:
+        raise LoraError.from_diagnostics(title, found)

@@ -1,0 +1,56 @@
+"""One rank's place in a parallel run: facts, ranks and live process groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from lora_plugins_sdk.run import RunFacts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelRun:
+    """Facts plus the groups that this rank communicates in.
+
+    Process groups are handed in, never read from a global by the SDK's own code; a group may be None when its size is 1.
+
+    Args:
+        facts: sizes of the parallel dimensions.
+        tp_rank, pp_rank, dp_rank: this rank's index in each dimension.
+        tp_group, pp_group, dp_group: live groups (`dp_group` spans data and context parallel ranks).
+    """
+
+    facts: RunFacts
+    tp_rank: int = 0
+    pp_rank: int = 0
+    dp_rank: int = 0
+    tp_group: dist.ProcessGroup | None = None
+    pp_group: dist.ProcessGroup | None = None
+    dp_group: dist.ProcessGroup | None = None
+
+    @classmethod
+    def single(cls) -> ParallelRun:
+        """The run of one process without any process group."""
+        return cls(facts=RunFacts())
+
+    @classmethod
+    def from_megatron(cls, *, sequence_parallel: bool = False) -> ParallelRun:
+        """Read sizes, ranks and groups from megatron-core's initialised `parallel_state`."""
+        from megatron.core import parallel_state as ps
+
+        return cls(
+            facts=RunFacts(
+                tp=ps.get_tensor_model_parallel_world_size(),
+                pp=ps.get_pipeline_model_parallel_world_size(),
+                dp=ps.get_data_parallel_world_size(),
+                cp=ps.get_context_parallel_world_size(),
+                sequence_parallel=sequence_parallel,
+            ),
+            tp_rank=ps.get_tensor_model_parallel_rank(),
+            pp_rank=ps.get_pipeline_model_parallel_rank(),
+            dp_rank=ps.get_data_parallel_rank(),
+            tp_group=ps.get_tensor_model_parallel_group(),
+            pp_group=ps.get_pipeline_model_parallel_group(),
+            dp_group=ps.get_data_parallel_group(with_context_parallel=True),
+        )
