@@ -1,0 +1,1 @@
+"""GRPO with LoRA adapters on any registered model plugin."""

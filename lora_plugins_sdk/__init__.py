@@ -1,0 +1,1 @@
+"""LoRA for models on Megatron-core: one declaration per projection, everything else derived."""
