@@ -1,0 +1,116 @@
+"""The local engine: rollouts in this process, from a HF model that receives the adapter through PEFT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lora_harness.engines.base import Completion, EngineCapabilities, GenerationRequest
+from lora_harness.engines.decode import decode_batch
+from lora_harness.engines.model_files import load_hf_model
+from lora_harness.engines.peft_slot import PeftSlot
+from lora_plugins_sdk.errors import LoraError
+
+
+class LocalEngine:
+    """A `RolloutEngine` on transformers and PEFT, without a server.
+
+    The policy arrives as PEFT tensors on every step, so an export that PEFT would misread shows as a log-probability gap.
+
+    Args:
+        model_dir: HF directory of the base (config.json, safetensors).
+        max_batch_size: the most requests decoded together; bounds the KV cache.
+        device: torch device of the model.
+        dtype: dtype of the base weights and activations.
+
+    Raises:
+        LoraError: files missing, or a batch size below 1.
+    """
+
+    capabilities = EngineCapabilities(name="local", mode="adapter")
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        max_batch_size: int = 128,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if max_batch_size < 1:
+            raise LoraError("max_batch_size", reason=f"{max_batch_size} serves nothing", cure="use 1 or more")
+        base = load_hf_model(Path(model_dir), device=device, dtype=dtype)
+        text_config = base.config.get_text_config()
+        self._vocab_size: int = text_config.vocab_size
+        self._context: int = text_config.max_position_embeddings
+        self._max_batch_size = max_batch_size
+        self._slot: PeftSlot | None = PeftSlot(base)
+        self._version = 0
+
+    @property
+    def adapter_version(self) -> int:
+        """Version of the adapter in use; 0 is the base."""
+        return self._version
+
+    def load_adapter(self, version: int, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> int:
+        """See `RolloutEngine.load_adapter`."""
+        if version <= self._version:
+            raise LoraError(
+                f"adapter version {version}",
+                reason=f"version {self._version} is loaded already",
+                cure="count versions up from 1",
+            )
+        self._open_slot().fill(tensors, config)
+        self._version = version
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        """See `RolloutEngine.generate`. Prompts of like length are decoded together, to pad little."""
+        model = self._open_slot().model
+        for index, request in enumerate(requests):
+            self._check_request(index, request)
+        by_length = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt_ids))
+        completions: dict[int, Completion] = {}
+        for start in range(0, len(by_length), self._max_batch_size):
+            indices = by_length[start : start + self._max_batch_size]
+            batch = decode_batch(model, [requests[i] for i in indices], adapter_version=self._version)
+            completions.update(zip(indices, batch, strict=True))
+        return [completions[index] for index in range(len(requests))]
+
+    def close(self) -> None:
+        """See `RolloutEngine.close`. Safe to call twice."""
+        self._slot = None
+
+    def _open_slot(self) -> PeftSlot:
+        if self._slot is None:
+            raise LoraError("local engine", reason="it was closed", cure="open a new engine")
+        return self._slot
+
+    def _check_request(self, index: int, request: GenerationRequest) -> None:
+        subject, prompt = f"request {index}", request.prompt_ids
+        if not prompt:
+            raise LoraError(
+                subject, reason="the prompt has no tokens", cure="give at least one token, such as BOS"
+            )
+        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
+            raise LoraError(
+                subject,
+                reason=f"a token id is outside the vocabulary of {self._vocab_size}",
+                cure="use the tokenizer of this model directory",
+            )
+        needed = len(prompt) + request.sampling.max_new_tokens
+        if needed > self._context:
+            raise LoraError(
+                subject,
+                reason=f"{len(prompt)} prompt tokens and {request.sampling.max_new_tokens} new ones need {needed} positions, "
+                f"the context (max_position_embeddings) has {self._context}",
+                cure="shorten the prompt or lower max_new_tokens",
+            )
+        if not 0 <= request.seed < 2**64:
+            raise LoraError(
+                subject, reason=f"seed {request.seed} is out of range", cure="use 0 <= seed < 2**64"
+            )
