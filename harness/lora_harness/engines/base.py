@@ -69,8 +69,9 @@ class GenerationRequest:
     Args:
         prompt_ids: token ids of the prompt, at least one.
         sampling: how to draw.
-        seed: 0 <= seed < 2**64. Together with the position of a token it decides every random number of this request, so
-            the completion depends neither on the other requests of a batch nor on which rank serves it.
+        seed: 0 <= seed < 2**64. Together with the position of a token it decides every random number of this
+            request, so the completion depends neither on the other requests of a batch nor on which rank
+            serves it.
     """
 
     prompt_ids: tuple[int, ...]
@@ -84,8 +85,9 @@ class Completion:
 
     Args:
         token_ids: drawn tokens, the stop token included when one was drawn.
-        logprobs: per token, the natural-log probability that the drawn token had in the distribution it was drawn from: after
-            division of the logits by the temperature. Greedy completions report the distribution at temperature 1.
+        logprobs: per token, the natural-log probability that the drawn token had in the distribution it was
+            drawn from: after division of the logits by the temperature. Greedy completions report the
+            distribution at temperature 1.
         finish_reason: "stop" when the last token is a stop token, else "length".
         adapter_version: the adapter that made it; 0 is the base without an adapter.
     """
@@ -117,7 +119,8 @@ class RolloutEngine(Protocol):
             Bytes of tensor data received.
 
         Raises:
-            LoraError: stale version; missing, unexpected, misshapen or non-finite tensor; config that PEFT refuses.
+            LoraError: stale version; missing, unexpected, misshapen or non-finite tensor; config that PEFT
+                refuses.
         """
         ...
 
@@ -125,7 +128,8 @@ class RolloutEngine(Protocol):
         """Complete every request, in the order given.
 
         Raises:
-            LoraError: an empty prompt, a token id outside the vocabulary, or more tokens than the context holds.
+            LoraError: an empty prompt, a token id outside the vocabulary, or more tokens than the context
+                holds.
         """
         ...
 

@@ -13,7 +13,8 @@ from lora_harness.engines.base import Completion, FinishReason, GenerationReques
 from lora_harness.engines.sampling import draw_tokens, request_uniforms
 from lora_plugins_sdk.errors import LoraError
 
-# Copying the cache to drop rows costs about one step's reading of it, so wait until a share of the rows is done.
+# Copying the cache to drop rows costs about one step's reading of it, so wait until a share of the rows is
+# done.
 _COMPACT_SHARE = 0.25
 
 

@@ -19,7 +19,8 @@ from lora_plugins_sdk.errors import LoraError
 class LocalEngine:
     """A `RolloutEngine` on transformers and PEFT, without a server.
 
-    The policy arrives as PEFT tensors on every step, so an export that PEFT would misread shows as a log-probability gap.
+    The policy arrives as PEFT tensors on every step, so an export that PEFT would misread shows as a
+    log-probability gap.
 
     Args:
         model_dir: HF directory of the base (config.json, safetensors).
@@ -106,8 +107,8 @@ class LocalEngine:
         if needed > self._context:
             raise LoraError(
                 subject,
-                reason=f"{len(prompt)} prompt tokens and {request.sampling.max_new_tokens} new ones need {needed} positions, "
-                f"the context (max_position_embeddings) has {self._context}",
+                reason=f"{len(prompt)} prompt tokens and {request.sampling.max_new_tokens} new ones need "
+                f"{needed} positions, the context (max_position_embeddings) has {self._context}",
                 cure="shorten the prompt or lower max_new_tokens",
             )
         if not 0 <= request.seed < 2**64:

@@ -17,15 +17,17 @@ def load_hf_model(directory: Path, *, device: str = "cpu", dtype: torch.dtype = 
     """The causal language model of `directory` in eval mode, frozen. Never asks a network.
 
     Raises:
-        LoraError: the directory, its config.json or its safetensors weights are missing, or the weights do not fit the config.
+        LoraError: the directory, its config.json or its safetensors weights are missing, or the weights do
+            not fit the config.
     """
     from transformers import AutoModelForCausalLM
 
     _require_file(directory, ("config.json",), "model config")
     _require_file(directory, _WEIGHTS, "safetensors weights")
-    model, report = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, local_files_only=True, output_loading_info=True
     )
+    model, report = loaded
     misfits = [f"{kind}: {sorted(map(str, names))[:5]}" for kind, names in report.items() if names]
     if misfits:
         raise LoraError(

@@ -35,7 +35,8 @@ class PeftSlot:
         """Make `tensors` the adapter. Nothing changes when this raises.
 
         Raises:
-            LoraError: config PEFT does not know, another config than the first one, or tensors that do not fit it.
+            LoraError: config PEFT does not know, another config than the first one, or tensors that do not
+                fit it.
         """
         if self._peft is None:
             self._fill_first(tensors, config)

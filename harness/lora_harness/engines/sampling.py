@@ -10,8 +10,8 @@ from torch import Tensor
 def request_uniforms(seed: int, count: int) -> np.ndarray:
     """The first `count` uniform numbers in [0, 1) of a request, fp64, shape [count].
 
-    Philox is keyed with all 64 bits of the seed (torch's CPU generator would keep 32), and a longer request's numbers start
-    with those of a shorter one.
+    Philox is keyed with all 64 bits of the seed (torch's CPU generator would keep 32), and a longer request's
+    numbers start with those of a shorter one.
     """
     return np.random.Generator(np.random.Philox(key=seed)).random(count)
 
@@ -19,8 +19,8 @@ def request_uniforms(seed: int, count: int) -> np.ndarray:
 def draw_tokens(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """One token a row, by inverting the cumulative distribution.
 
-    The inverse is taken in fp64, so that rounding differences of the logits between batch shapes (about 1e-7) change a token
-    only where a uniform number falls that close to a boundary.
+    The inverse is taken in fp64, so that rounding differences of the logits between batch shapes (about 1e-7)
+    change a token only where a uniform number falls that close to a boundary.
 
     Args:
         logits: [rows, vocabulary].
@@ -28,7 +28,8 @@ def draw_tokens(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> tuple
         uniforms: [rows], fp64, in [0, 1).
 
     Returns:
-        Token ids [rows] and log-probabilities [rows] in fp64 under softmax(logits / temperature), temperature 1 where greedy.
+        Token ids [rows] and log-probabilities [rows] in fp64 under softmax(logits / temperature), temperature
+        1 where greedy.
     """
     greedy = temperatures == 0
     scale = torch.where(greedy, torch.ones_like(temperatures), temperatures)
