@@ -1,0 +1,74 @@
+"""Causal core attention on torch's scaled_dot_product_attention, with megatron-core's signature."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.core.transformer.enums import AttnMaskType
+from torch import Tensor, nn
+
+from lora_plugins_sdk.errors import LoraError
+
+
+class TorchCausalAttention(nn.Module):
+    """Causal attention with grouped queries, no dropout; right padding needs no mask, other masks are refused.
+
+    Args:
+        config: megatron-core's TransformerConfig.
+        softmax_scale: factor on the scores; default 1 / sqrt(head size).
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        *,
+        softmax_scale: float | None = None,
+        **unused: Any,
+    ) -> None:
+        super().__init__()
+        del layer_number, attention_type, unused  # part of megatron-core's signature; nothing here depends on them
+        if attn_mask_type != AttnMaskType.causal:
+            raise LoraError(
+                f"attention mask type {attn_mask_type.name}",
+                reason="the torch reference host attends causally",
+                cure="use Transformer Engine's attention on a GPU",
+            )
+        if config.attention_dropout or config.context_parallel_size > 1:
+            raise LoraError(
+                "attention_dropout" if config.attention_dropout else "context_parallel_size",
+                reason="the torch reference host's attention does not have it",
+                cure="set the dropout to 0 and the context parallel size to 1, or use Transformer Engine on a GPU",
+            )
+        self.softmax_scale = softmax_scale
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> Tensor:
+        """query [s, b, heads, d], key and value [s, b, groups, d] -> [s, b, heads * d].
+
+        Raises:
+            LoraError: an explicit mask, a bias or packed sequences, none of which this host has.
+        """
+        causal = attn_mask_type in (None, AttnMaskType.causal)
+        if not causal or attention_mask is not None or attention_bias is not None or packed_seq_params is not None:
+            raise LoraError(
+                "attention_mask, attention_bias or packed_seq_params",
+                reason="the torch reference host attends causally over whole right-padded sequences",
+                cure="pass None and pad on the right",
+            )
+        query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        out = nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=self.softmax_scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        return out.permute(2, 0, 1, 3).flatten(2)

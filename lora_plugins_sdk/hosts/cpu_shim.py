@@ -1,0 +1,96 @@
+"""Everything in megatron-core that assumes CUDA and stands in the way of a dense model on a CPU, lifted in one place.
+
+Valid for megatron-core 0.16 and 0.19: training forward and backward with TP, SP, PP, DP, activation recompute and
+megatron-core's own schedules and DistributedDataParallel. Not lifted: MoE, context parallelism, megatron-core's optimizers.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_installed = False
+
+
+def install_cpu_shim() -> bool:
+    """Make megatron-core usable without CUDA. Idempotent; does nothing where CUDA is available.
+
+    Returns:
+        Whether the shim is in force.
+    """
+    global _installed
+    if torch.cuda.is_available() or _installed:
+        return _installed
+    _lift_torch_cuda()
+    _lift_rng()
+    _lift_schedules()
+    _lift_tied_embedding()
+    _installed = True
+    return True
+
+
+class _NoStream:
+    """A CPU runs in program order, so there is nothing to wait for."""
+
+    def wait_stream(self, stream: Any) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+
+def _lift_torch_cuda() -> None:
+    cpu, stream = torch.device("cpu"), _NoStream()
+    # Obstacle: `device=torch.cuda.current_device()` in parameter creation, mappings, p2p buffers, gradient buffers, rope.
+    torch.cuda.current_device = lambda: cpu  # type: ignore[assignment]
+    # Obstacle: p2p_communication synchronizes after each batch_isend_irecv.
+    torch.cuda.synchronize = lambda device=None: None
+    # Obstacle: 0.19's param_and_grad_buffer asks for the current stream before it reduces a bucket.
+    torch.cuda.current_stream = lambda device=None: stream  # type: ignore[assignment]
+
+
+def _lift_rng() -> None:
+    from megatron.core.tensor_parallel import random
+
+    # Obstacle: the tracker saves and restores CUDA generator states whenever it forks (under SP, in weight init).
+    # Its inference variant forks nothing; the models built here have no dropout that would need distinct states.
+    random.initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
+    # Obstacle: activation recompute saves the CUDA generator's state; the CPU's is saved next to it and is enough.
+    random._get_cuda_rng_state = lambda *args, **kwargs: torch.empty(0, dtype=torch.uint8)
+    random._set_cuda_rng_state = lambda *args, **kwargs: None
+
+
+class _TorchWithoutCuda(ModuleType):
+    """`torch` as one megatron-core module sees it: a literal `device="cuda"` in `torch.zeros` means the CPU."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def zeros(self, *size: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        return torch.zeros(*size, device="cpu" if device == "cuda" else device, **kwargs)
+
+
+def _lift_schedules() -> None:
+    from megatron.core.pipeline_parallel import schedules
+
+    # Obstacle: `total_num_tokens = torch.zeros([], dtype=torch.int, device="cuda")` in all three schedules.
+    schedules.torch = _TorchWithoutCuda("torch")
+
+
+def _lift_tied_embedding() -> None:
+    from megatron.core.models.common.language_module.language_module import LanguageModule
+
+    set_up = LanguageModule.setup_embeddings_and_output_layer
+
+    # Obstacle: `weight.data.cuda()` on the copies of a tied embedding under PP, which cannot be told otherwise.
+    @functools.wraps(set_up)
+    def without_cuda(self: LanguageModule) -> None:
+        original = torch.Tensor.cuda
+        torch.Tensor.cuda = lambda tensor, *args, **kwargs: tensor
+        try:
+            set_up(self)
+        finally:
+            torch.Tensor.cuda = original
+
+    LanguageModule.setup_embeddings_and_output_layer = without_cuda

@@ -1,0 +1,47 @@
+"""Start megatron-core's parallel groups on whatever machine this is."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.hosts.cpu_shim import install_cpu_shim
+from lora_plugins_sdk.parallel_run import ParallelRun
+from lora_plugins_sdk.run import RunFacts
+
+
+def initialize_megatron(facts: RunFacts, *, seed: int = 0) -> ParallelRun:
+    """Install the CPU shim where it is needed, create megatron-core's groups and describe this rank's place in them.
+
+    Without an initialised default process group, a world of this one process is made.
+
+    Args:
+        facts: sizes of the run; their product must be the world size.
+        seed: seed of megatron-core's CUDA generators (dropout only; unused on a CPU).
+
+    Raises:
+        LoraError: the world size is not tp * pp * cp * dp.
+    """
+    from megatron.core import parallel_state, tensor_parallel
+
+    install_cpu_shim()
+    cuda = torch.cuda.is_available()
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if cuda else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    ranks = facts.tp * facts.pp * facts.cp * facts.dp
+    if ranks != dist.get_world_size():
+        raise LoraError(
+            f"world size {dist.get_world_size()}",
+            reason=f"tp {facts.tp} x pp {facts.pp} x cp {facts.cp} x dp {facts.dp} makes {ranks} ranks",
+            cure=f"start {ranks} processes or change the parallel sizes",
+        )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=facts.tp,
+        pipeline_model_parallel_size=facts.pp,
+        context_parallel_size=facts.cp,
+        create_gloo_process_groups=False,  # on a CPU every group is gloo already; elsewhere nothing here needs them
+    )
+    if cuda:
+        tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    return ParallelRun.from_megatron(sequence_parallel=facts.sequence_parallel)

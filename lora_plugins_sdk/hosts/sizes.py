@@ -1,0 +1,36 @@
+"""Size rules of a dense GPT under tensor and pipeline parallelism. Needs no torch."""
+
+from __future__ import annotations
+
+from lora_plugins_sdk.errors import Diagnostic
+from lora_plugins_sdk.run import RunFacts
+
+
+def padded_vocab_size(vocab_size: int, tp: int) -> int:
+    """The smallest multiple of `tp` that holds `vocab_size` rows.
+
+    The rows past `vocab_size` belong to no token: they are zero in the embedding and the output layer, and whoever turns
+    logits into probabilities leaves their columns out.
+    """
+    return -(-vocab_size // tp) * tp
+
+
+def dense_size_problems(
+    facts: RunFacts, *, heads: int, kv_heads: int, intermediate_size: int, layers: int
+) -> list[Diagnostic]:
+    """Sizes that the parallel run does not divide, each with the way out."""
+    rules = (
+        ("num_attention_heads", heads, facts.tp, "tensor", "every rank holds whole heads"),
+        ("num_key_value_heads", kv_heads, facts.tp, "tensor", "kv heads are not replicated over ranks here"),
+        ("intermediate_size", intermediate_size, facts.tp, "tensor", "every rank holds an equal part of the MLP"),
+        ("num_hidden_layers", layers, facts.pp, "pipeline", "every stage holds the same number of layers"),
+    )
+    return [
+        Diagnostic(
+            subject=f"{name} = {size}",
+            reason=f"not divisible by the {kind} parallel size {parts}, and {why}",
+            cure=f"use a {kind} parallel size that divides {size}",
+        )
+        for name, size, parts, kind, why in rules
+        if size % parts
+    ]
