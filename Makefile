@@ -25,7 +25,7 @@ VENV_019 := .venv-mcore019
 BIN_019 := $(VENV_019)/bin
 # Tests start several processes on few cores: one thread each is faster than many that fight.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
-PIP_INSTALL := -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
+PIP_INSTALL := -m pip install -qq --disable-pip-version-check $(PIP_ARGS)
 
 .PHONY: help setup setup-dev quickstart test lint format pytest test-mcore-019 mcore-019-if-possible bench build clean
 
