@@ -62,7 +62,11 @@ class DiscoveredPlugin:
     def origin(self) -> str:
         """Name and whereabouts, for messages: `qwen3 (lora-plugins-sdk 0.1.0, /path/__init__.py)`."""
         where = self.file or self.source
-        return f"{self.name} ({where})" if self.distribution is None else f"{self.qualified_name} {self.version} ({where})"
+        return (
+            f"{self.name} ({where})"
+            if self.distribution is None
+            else f"{self.qualified_name} {self.version} ({where})"
+        )
 
     @property
     def qualified_name(self) -> str:
@@ -78,7 +82,7 @@ class DiscoveredPlugin:
 
 
 def mark_duplicates(found: Iterable[DiscoveredPlugin]) -> tuple[DiscoveredPlugin, ...]:
-    """The rows, with `duplicate` for those of which another working row claims a name; each names the other."""
+    """The rows, `duplicate` where another working row claims the same name; each names the other."""
     rows = tuple(found)
     working = [row for row in rows if row.status is PluginStatus.OK]
     return tuple(_marked(row, [other for other in working if other is not row]) for row in rows)
@@ -88,7 +92,12 @@ def _marked(row: DiscoveredPlugin, others: list[DiscoveredPlugin]) -> Discovered
     if row.status is not PluginStatus.OK:
         return row
     mine = tuple(row.claims())
-    clashes = [f"{claim} is also claimed by {other.origin}" for other in others for claim in other.claims() if claim in mine]
+    clashes = [
+        f"{claim} is also claimed by {other.origin}"
+        for other in others
+        for claim in other.claims()
+        if claim in mine
+    ]
     if not clashes:
         return row
     return replace(row, status=PluginStatus.DUPLICATE, error="; ".join(clashes))

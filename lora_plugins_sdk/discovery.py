@@ -1,7 +1,7 @@
-"""Finding plugins: installed ones through the entry-point group `lora_plugins`, and single files given by path.
+"""Finding plugins: installed ones through the entry-point group `lora_plugins`, single files by path.
 
-Every entry point is loaded behind a guard of its own: a broken plugin is a row with its reason, and never keeps the others from
-loading. `selection` picks one of the rows for a run.
+Every entry point is loaded behind a guard of its own: a broken plugin is a row with its reason and never keeps
+the others from loading. `selection` picks one of the rows for a run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def discover(
 
     Args:
         files: Python files that hold a plugin each, without packaging.
-        environ: stands in for `os.environ`. `LORA_PLUGINS_LOAD=a,b` loads those alone, `LORA_PLUGINS_DISABLE=c` leaves `c`
-            out; a plugin left out is not imported and shows as `disabled`.
+        environ: stands in for `os.environ`. `LORA_PLUGINS_LOAD=a,b` loads those alone,
+            `LORA_PLUGINS_DISABLE=c` leaves `c` out; a plugin left out is not imported and shows as `disabled`.
 
     Raises:
         LoraError: a file does not exist, or a variable names a plugin that is not installed.
@@ -97,7 +97,9 @@ def _file_of(module: str) -> str | None:
 
 def _from_file(path: Path) -> DiscoveredPlugin:
     if not path.is_file():
-        raise LoraError(f"plugin file {path}", reason="there is no such file", cure="give the path of a Python file")
+        raise LoraError(
+            f"plugin file {path}", reason="there is no such file", cure="give the path of a Python file"
+        )
     row = DiscoveredPlugin(
         name=path.stem,
         distribution=None,
@@ -110,7 +112,7 @@ def _from_file(path: Path) -> DiscoveredPlugin:
 
 
 def _import_file(path: Path) -> ModuleType:
-    # The name carries the path's hash: two files of one name are two modules, and none shadows an installed module.
+    # The name carries the path's hash: two files of one name are two modules, none shadows an installed one.
     name = f"_lora_plugin_file_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, f"{path} has no loader"
@@ -129,7 +131,7 @@ def _guarded(row: DiscoveredPlugin, load: Callable[[], Any]) -> DiscoveredPlugin
         plugin = load()
         row = replace(row, requires_api=check_api(plugin))
         return replace(row, architectures=architectures_of(plugin, row.name), plugin=plugin)
-    # Foreign code may fail in any way while it is imported, SystemExit included; each way is a row with its reason.
+    # Foreign code may fail in any way while it is imported, SystemExit included; each way is a row.
     except (Exception, SystemExit) as error:
         reason = str(error) if isinstance(error, LoraError) else f"{type(error).__name__}: {error}"
         return replace(row, status=PluginStatus.BROKEN, error=reason, traceback=traceback.format_exc())

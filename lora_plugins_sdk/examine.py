@@ -28,7 +28,9 @@ def check_api(plugin: Any) -> tuple[int, int] | None:
         return None
     if not (isinstance(wanted, tuple) and len(wanted) == 2 and all(type(part) is int for part in wanted)):
         raise LoraError(
-            f"requires_api = {wanted!r}", reason="not a pair of integers", cure=f"write requires_api = {HOOKSPEC_API}"
+            f"requires_api = {wanted!r}",
+            reason="not a pair of integers",
+            cure=f"write requires_api = {HOOKSPEC_API}",
         )
     major, minor = HOOKSPEC_API
     if wanted[0] != major or wanted[1] > minor:
@@ -36,7 +38,9 @@ def check_api(plugin: Any) -> tuple[int, int] | None:
         raise LoraError(
             f"requires_api = {wanted}",
             reason=f"this SDK's hook API is {HOOKSPEC_API}",
-            cure="update lora-plugins-sdk" if newer else "update the plugin, or install an older lora-plugins-sdk",
+            cure="update lora-plugins-sdk"
+            if newer
+            else "update the plugin, or install an older lora-plugins-sdk",
         )
     return wanted
 
@@ -49,8 +53,8 @@ def architectures_of(plugin: Any, name: str) -> tuple[Architecture, ...]:
         name: the name to register it under.
 
     Raises:
-        LoraError: it is a class, has a hook without `@hookimpl`, an unknown hook or argument, or registers something that is
-            not an architecture, or nothing without being an observer.
+        LoraError: it is a class, has a hook without `@hookimpl`, an unknown hook or argument, registers something
+            that is not an architecture, or nothing without being an observer.
     """
     if inspect.isclass(plugin):
         raise LoraError(f"plugin {name!r}", reason="is a class", cure="export an instance of it, or a module")
@@ -63,7 +67,7 @@ def architectures_of(plugin: Any, name: str) -> tuple[Architecture, ...]:
         raise LoraError(
             f"plugin {name!r}",
             reason=" ".join(str(error).split()),
-            cure=f"use only the hooks and arguments of hook API {HOOKSPEC_API[0]}.{HOOKSPEC_API[1]} (docs/hooks.md)",
+            cure="use only the hooks and arguments in docs/hooks.md, or update lora-plugins-sdk",
         ) from error
     answers = manager.subset_hook_caller("lora_register_architectures", [defaults])()
     architectures = tuple(one for answer in answers for one in answer)
@@ -83,7 +87,7 @@ def _refuse_unmarked_hooks(plugin: Any) -> None:
         if name.startswith(HOOK_PREFIX) and not hasattr(member, f"{PROJECT}_impl"):
             raise LoraError(
                 f"function {name}",
-                reason=f"has the prefix {HOOK_PREFIX!r} of a hook but is not marked, so it would never be called",
+                reason="is named like a hook but not marked as one, so it would never be called",
                 cure="decorate it with @hookimpl, or name it otherwise",
             )
 

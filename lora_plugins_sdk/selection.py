@@ -28,8 +28,8 @@ def load_plugin(
     Args:
         model_type: `model_type` of the HF config; give this or `architecture`.
         architecture: an architecture's name.
-        plugin: an installed plugin's name, `distribution:name`, or the path of a Python file. Needed when two plugins
-            serve the same model.
+        plugin: an installed plugin's name, `distribution:name`, or the path of a Python file. Needed when two
+            plugins serve the same model.
         environ: stands in for `os.environ`.
 
     Raises:
@@ -98,25 +98,31 @@ def _by_claim(rows: Sequence[DiscoveredPlugin], wanted: str, architecture: str |
     if namesakes:
         return namesakes[0]
     kind = wanted.split("'")[0]
-    served = sorted(claim for row in rows if row.status in WORKING for claim in row.claims() if claim.startswith(kind))
+    served = sorted(
+        claim for row in rows if row.status in WORKING for claim in row.claims() if claim.startswith(kind)
+    )
     unusable = [f"{row.name} is {row.status}" for row in rows if row.status not in WORKING]
     raise LoraError(
         wanted,
         reason="no plugin serves it; there is " + ", ".join([*served, *unusable] or ["no plugin at all"]),
-        cure="install the plugin of this model, or write one (docs/writing-a-plugin.md); see `lora-plugins doctor`",
+        cure="install this model's plugin or write one (docs/writing-a-plugin.md); see `lora-plugins doctor`",
     )
 
 
 def _refuse_unusable(row: DiscoveredPlugin) -> None:
     if row.status is PluginStatus.BROKEN:
-        remedy = f"repair {row.source}" if row.distribution is None else f"update or reinstall {row.distribution}"
+        remedy = (
+            f"repair {row.source}" if row.distribution is None else f"update or reinstall {row.distribution}"
+        )
         raise LoraError(
             f"plugin {row.origin}",
             reason=f"is broken: {row.error}",
             cure=f"{remedy}; `lora-plugins doctor` shows where it fails",
         )
     if row.status is PluginStatus.DISABLED:
-        raise LoraError(f"plugin {row.origin}", reason=f"is disabled: {row.error}", cure="change that variable")
+        raise LoraError(
+            f"plugin {row.origin}", reason=f"is disabled: {row.error}", cure="change that variable"
+        )
 
 
 def _architecture(

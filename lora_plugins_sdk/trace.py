@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import reprlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pluggy
@@ -26,18 +26,22 @@ def trace_if_asked(manager: pluggy.PluginManager, environ: Mapping[str, str]) ->
     """
     value = environ.get(TRACE_VARIABLE, "")
     if value not in ("", "0", "1"):
-        raise LoraError(f"{TRACE_VARIABLE}={value}", reason="is neither 0 nor 1", cure="set it to 1, or unset it")
+        raise LoraError(
+            f"{TRACE_VARIABLE}={value}", reason="is neither 0 nor 1", cure="set it to 1, or unset it"
+        )
     if value == "1":
         manager.add_hookcall_monitoring(_before, _after)
 
 
-def _before(hook: str, implementations: list[Any], arguments: Mapping[str, Any]) -> None:
+def _before(hook: str, implementations: Sequence[Any], arguments: Mapping[str, Any]) -> None:
     shown = ", ".join(f"{name}={_describe(value)}" for name, value in arguments.items())
     asked = ", ".join(one.plugin_name for one in reversed(implementations)) or "nobody"
     _write(f"{hook}({shown}) asks {asked}")
 
 
-def _after(outcome: pluggy.Result[Any], hook: str, implementations: list[Any], arguments: Mapping[str, Any]) -> None:
+def _after(
+    outcome: pluggy.Result[Any], hook: str, implementations: Sequence[Any], arguments: Mapping[str, Any]
+) -> None:
     if outcome.exception is not None:
         _write(f"{hook} raised {type(outcome.exception).__name__}: {outcome.exception}")
     else:
@@ -45,7 +49,7 @@ def _after(outcome: pluggy.Result[Any], hook: str, implementations: list[Any], a
 
 
 def _describe(value: Any) -> str:
-    """A short text. Tensors show type and shape only: their values are long, and reading them may wait for a GPU."""
+    """A short text. A tensor shows type and shape only: reading its values may wait for a GPU."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{type(value).__name__}{tuple(value.shape)}"
     if isinstance(value, Mapping):

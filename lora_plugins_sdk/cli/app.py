@@ -1,0 +1,48 @@
+"""The typer application: the commands, and how an error leaves them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from lora_plugins_sdk.cli.describe import describe
+from lora_plugins_sdk.cli.doctor import doctor
+from lora_plugins_sdk.cli.list_plugins import list_plugins
+from lora_plugins_sdk.errors import LoraError
+
+USER_ERROR = 2
+
+app = typer.Typer(
+    name="lora-plugins",
+    help="Inspect LoRA model plugins. No command needs torch.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("list")(list_plugins)
+app.command("describe")(describe)
+app.command("doctor")(doctor)
+
+
+@app.callback()
+def _options(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    if debug:
+        # The context is entered until the command ends, so `main` sees the exception with its traceback.
+        context.ensure_object(dict)["debug"] = True
+
+
+def main() -> None:
+    """Run the command line. A user's error is one message and exit code 2; `--debug` shows its traceback."""
+    state: dict[str, bool] = {}
+    try:
+        app(obj=state)
+    except LoraError as error:
+        if state.get("debug"):
+            raise
+        print(f"lora-plugins: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR)
