@@ -63,9 +63,7 @@ class DiscoveredPlugin:
         """Name and whereabouts, for messages: `qwen3 (lora-plugins-sdk 0.1.0, /path/__init__.py)`."""
         where = self.file or self.source
         return (
-            f"{self.name} ({where})"
-            if self.distribution is None
-            else f"{self.qualified_name} {self.version} ({where})"
+            f"{self.name} ({where})" if self.distribution is None else f"{self.qualified_name} {self.version} ({where})"
         )
 
     @property
@@ -93,10 +91,7 @@ def _marked(row: DiscoveredPlugin, others: list[DiscoveredPlugin]) -> Discovered
         return row
     mine = tuple(row.claims())
     clashes = [
-        f"{claim} is also claimed by {other.origin}"
-        for other in others
-        for claim in other.claims()
-        if claim in mine
+        f"{claim} is also claimed by {other.origin}" for other in others for claim in other.claims() if claim in mine
     ]
     if not clashes:
         return row

@@ -97,9 +97,7 @@ def _file_of(module: str) -> str | None:
 
 def _from_file(path: Path) -> DiscoveredPlugin:
     if not path.is_file():
-        raise LoraError(
-            f"plugin file {path}", reason="there is no such file", cure="give the path of a Python file"
-        )
+        raise LoraError(f"plugin file {path}", reason="there is no such file", cure="give the path of a Python file")
     row = DiscoveredPlugin(
         name=path.stem,
         distribution=None,

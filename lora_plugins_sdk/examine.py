@@ -38,9 +38,7 @@ def check_api(plugin: Any) -> tuple[int, int] | None:
         raise LoraError(
             f"requires_api = {wanted}",
             reason=f"this SDK's hook API is {HOOKSPEC_API}",
-            cure="update lora-plugins-sdk"
-            if newer
-            else "update the plugin, or install an older lora-plugins-sdk",
+            cure="update lora-plugins-sdk" if newer else "update the plugin, or install an older lora-plugins-sdk",
         )
     return wanted
 

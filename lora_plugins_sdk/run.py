@@ -32,7 +32,11 @@ class RunFacts:
         for one in fields(self):
             value = getattr(self, one.name)
             if one.name != "sequence_parallel" and (not isinstance(value, int) or value < 1):
-                raise LoraError(one.name, reason=f"parallel size {value!r} is not a positive integer", cure="use 1 or more")
+                raise LoraError(
+                    one.name,
+                    reason=f"parallel size {value!r} is not a positive integer",
+                    cure="use 1 or more",
+                )
         if self.sequence_parallel and self.tp == 1:
             raise LoraError(
                 "sequence_parallel",

@@ -98,9 +98,7 @@ def _by_claim(rows: Sequence[DiscoveredPlugin], wanted: str, architecture: str |
     if namesakes:
         return namesakes[0]
     kind = wanted.split("'")[0]
-    served = sorted(
-        claim for row in rows if row.status in WORKING for claim in row.claims() if claim.startswith(kind)
-    )
+    served = sorted(claim for row in rows if row.status in WORKING for claim in row.claims() if claim.startswith(kind))
     unusable = [f"{row.name} is {row.status}" for row in rows if row.status not in WORKING]
     raise LoraError(
         wanted,
@@ -111,23 +109,17 @@ def _by_claim(rows: Sequence[DiscoveredPlugin], wanted: str, architecture: str |
 
 def _refuse_unusable(row: DiscoveredPlugin) -> None:
     if row.status is PluginStatus.BROKEN:
-        remedy = (
-            f"repair {row.source}" if row.distribution is None else f"update or reinstall {row.distribution}"
-        )
+        remedy = f"repair {row.source}" if row.distribution is None else f"update or reinstall {row.distribution}"
         raise LoraError(
             f"plugin {row.origin}",
             reason=f"is broken: {row.error}",
             cure=f"{remedy}; `lora-plugins doctor` shows where it fails",
         )
     if row.status is PluginStatus.DISABLED:
-        raise LoraError(
-            f"plugin {row.origin}", reason=f"is disabled: {row.error}", cure="change that variable"
-        )
+        raise LoraError(f"plugin {row.origin}", reason=f"is disabled: {row.error}", cure="change that variable")
 
 
-def _architecture(
-    row: DiscoveredPlugin, wanted: str, model_type: str | None, architecture: str | None
-) -> Architecture:
+def _architecture(row: DiscoveredPlugin, wanted: str, model_type: str | None, architecture: str | None) -> Architecture:
     for one in row.architectures:
         if one.name == architecture or (model_type is not None and model_type in one.model_types):
             return one

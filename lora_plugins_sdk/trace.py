@@ -26,9 +26,7 @@ def trace_if_asked(manager: pluggy.PluginManager, environ: Mapping[str, str]) ->
     """
     value = environ.get(TRACE_VARIABLE, "")
     if value not in ("", "0", "1"):
-        raise LoraError(
-            f"{TRACE_VARIABLE}={value}", reason="is neither 0 nor 1", cure="set it to 1, or unset it"
-        )
+        raise LoraError(f"{TRACE_VARIABLE}={value}", reason="is neither 0 nor 1", cure="set it to 1, or unset it")
     if value == "1":
         manager.add_hookcall_monitoring(_before, _after)
 

@@ -1,0 +1,117 @@
+"""An attached adapter: what attach returns, and how free functions find it again on a wrapped model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.factors import LoraFactors
+from lora_plugins_sdk.manager import SelectedPlugin
+from lora_plugins_sdk.parallel_run import ParallelRun
+from lora_plugins_sdk.table import ParameterTable
+
+_ATTRIBUTE = "_lora_adapter"
+
+Model = nn.Module | Sequence[nn.Module]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraAdapter:
+    """One adapter on this rank's part of a model.
+
+    Args:
+        plugin: the selected plugin.
+        table: the parameter table of the whole model, the same on every rank.
+        hf_config: the model's HF config.
+        run: this rank's place and groups.
+        chunks: this rank's model chunks.
+        handles: one per host linear on this rank, in table order; empty on a stage without targets.
+        stages: pipeline stage that holds each host module.
+        restore: closing it undoes everything that attach changed.
+    """
+
+    plugin: SelectedPlugin
+    table: ParameterTable
+    hf_config: Mapping[str, object]
+    run: ParallelRun
+    chunks: tuple[nn.Module, ...]
+    handles: tuple[Any, ...]
+    stages: Mapping[str, int]
+    restore: ExitStack
+
+    def factors(self) -> Iterator[LoraFactors]:
+        """The factors of every site on this rank, in table order."""
+        return (handle.factors for handle in self.handles)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Trainable parameters of this rank under model-wide names, in table order."""
+        for factors in self.factors():
+            for name, parameter in factors.named_parameters():
+                yield f"{factors.plan.host_module}.lora.{name}", parameter
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Trainable parameters of this rank, in table order."""
+        return [parameter for _, parameter in self.named_parameters()]
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """The base model alone while the context is open (reference log-probs); nested contexts and errors are safe."""
+        before = [(factors, factors.enabled) for factors in self.factors()]
+        try:
+            for factors, _ in before:
+                factors.enabled = False
+            yield
+        finally:
+            for factors, enabled in before:
+                factors.enabled = enabled
+
+
+def chunks_of(model: Model) -> tuple[nn.Module, ...]:
+    """A model as its chunks: one module, or a list of virtual pipeline chunks."""
+    return (model,) if isinstance(model, nn.Module) else tuple(model)
+
+
+def mark(chunks: Iterable[nn.Module], adapter: LoraAdapter | None) -> None:
+    """Leave (or clear) the trace by which `adapter_of` finds the adapter inside any wrapper."""
+    for chunk in chunks:
+        if adapter is None:
+            chunk.__dict__.pop(_ATTRIBUTE, None)
+        else:
+            chunk.__dict__[_ATTRIBUTE] = adapter
+
+
+def find_adapter(model: Model) -> LoraAdapter | None:
+    """The adapter attached to a model, wrapped or not; None when there is none."""
+    for chunk in chunks_of(model):
+        for module in chunk.modules():
+            if _ATTRIBUTE in module.__dict__:
+                return module.__dict__[_ATTRIBUTE]
+    return None
+
+
+def adapter_of(model: Model) -> LoraAdapter:
+    """The adapter attached to a model, wrapped or not.
+
+    Raises:
+        LoraError: there is none.
+    """
+    adapter = find_adapter(model)
+    if adapter is None:
+        raise LoraError("this model", reason="has no adapter attached", cure="call lora_plugins_sdk.attach first")
+    return adapter
+
+
+@contextmanager
+def disable_adapters(model: Model) -> Iterator[None]:
+    """The base model alone while the context is open.
+
+    Raises:
+        LoraError: no adapter is attached.
+    """
+    with adapter_of(model).disabled():
+        yield

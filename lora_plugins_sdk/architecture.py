@@ -1,0 +1,66 @@
+"""An architecture: the table of sites of one model type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lora_plugins_sdk.dims import ModelDims
+from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.pack import Pack
+from lora_plugins_sdk.site import Site, Tied
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaseWeight:
+    """One host tensor of the frozen base and the HF tensors it is made of.
+
+    Args:
+        host: host parameter path; `{layer}` stands for the layer number.
+        hf: HF tensor names, in pack order.
+        pack: row layout when TP splits the rows; None when the tensor is not split by rows.
+        split_columns: TP splits the second dimension (ROW weights).
+        tied: under its flag the tensor is another one's alias: the host may lack it, and a checkpoint may hold a copy.
+    """
+
+    host: str
+    hf: tuple[str, ...]
+    pack: Pack | None = None
+    split_columns: bool = False
+    tied: Tied | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Architecture:
+    """Everything the SDK must know of a model type.
+
+    Args:
+        name: the architecture's name, as given to `lora-plugins describe`.
+        model_types: values of `model_type` in HF configs that it serves.
+        sites: the adaptable linears.
+        base_weights: host tensors that belong to no site (norms, embedding). Site weights are derived from the sites.
+        num_layers: config expression for the number of layers.
+        fallbacks: expressions for config keys that HF lets a config omit.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    sites: tuple[Site, ...]
+    base_weights: tuple[BaseWeight, ...] = ()
+    num_layers: str = "num_hidden_layers"
+    fallbacks: Mapping[str, str] = field(default_factory=dict)
+
+    def dims(self, hf_config: Mapping[str, object]) -> ModelDims:
+        """Sizes of one model of this architecture.
+
+        Raises:
+            LoraError: the config belongs to another model type.
+        """
+        model_type = hf_config.get("model_type")
+        if model_type not in self.model_types:
+            raise LoraError(
+                f"model_type {model_type!r}",
+                reason=f"architecture {self.name!r} serves {', '.join(self.model_types)}",
+                cure="choose the plugin for this model type (`lora-plugins list`) or the right config.json",
+            )
+        return ModelDims(hf_config, self.fallbacks)

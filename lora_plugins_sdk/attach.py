@@ -1,0 +1,148 @@
+"""Attach an adapter to a model, and take it off again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lora_plugins_sdk.adapter import LoraAdapter, Model, adapter_of, chunks_of, find_adapter, mark
+from lora_plugins_sdk.agreement import agree
+from lora_plugins_sdk.attach_site import check_host
+from lora_plugins_sdk.config import LoraConfig
+from lora_plugins_sdk.dims import read_hf_config
+from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.host_modules import locate
+from lora_plugins_sdk.manager import SelectedPlugin
+from lora_plugins_sdk.parallel_run import ParallelRun
+from lora_plugins_sdk.table import derive_table
+
+
+def attach(
+    model: Model,
+    plugin: SelectedPlugin,
+    hf_config: Mapping[str, object] | str | Path,
+    lora: LoraConfig,
+    run: ParallelRun | None = None,
+) -> LoraAdapter:
+    """Attach an adapter: freeze the base, register the factors, patch the linears. Collective over every rank of the run.
+
+    Call it before wrapping the model (Float16Module, DistributedDataParallel): the wrappers must see the factors.
+
+    Args:
+        model: this rank's model, or its list of virtual pipeline chunks.
+        plugin: the selected plugin (`load_plugin("qwen3")`, or `SelectedPlugin.of(architecture)`).
+        hf_config: the model's HF config, as a mapping, a file or a directory.
+        lora: rank, scale and targets.
+        run: this rank's place; one process when None.
+
+    Returns:
+        The adapter; free functions such as `reduce_grads(model)` find it on the model.
+
+    Raises:
+        LoraError: nothing was changed. A bad target or size, a host module that is missing, of another shape or already
+            adapted, a model that is wrapped already, or ranks that disagree.
+    """
+    run = run or ParallelRun.single()
+    try:
+        return _attach(chunks_of(model), plugin, read_hf_config(hf_config), lora, run)
+    except Exception as error:
+        plugin.on_error(error, "attach")
+        raise
+
+
+def _attach(
+    chunks: tuple[nn.Module, ...],
+    plugin: SelectedPlugin,
+    hf_config: Mapping[str, object],
+    lora: LoraConfig,
+    run: ParallelRun,
+) -> LoraAdapter:
+    table = derive_table(plugin, hf_config, lora, run.facts)
+    _refuse_wrapped(chunks)
+    located = locate(chunks, (plan.site.path for plan in table.plans))
+    here = [plan for plan in table.plans if plan.host_module in located]
+    for plan in here:
+        check_host(located[plan.host_module][0], plan, run.facts.tp)
+    stages = agree(plugin, table, run, (plan.host_module for plan in here))
+
+    with ExitStack() as undo:
+        for parameter in (parameter for chunk in chunks for parameter in chunk.parameters()):
+            undo.callback(parameter.requires_grad_, parameter.requires_grad)
+            parameter.requires_grad_(False)
+        for hook in _recompute_hooks(chunks, plugin):
+            undo.callback(hook.remove)
+        handles = []
+        for plan in here:
+            handle = plugin.attach_site(located[plan.host_module][0], plan, lora, run)
+            undo.callback(handle.remove)
+            handles.append(handle)
+        # Reached only when every site took its adapter; otherwise leaving the block puts everything back.
+        restore = undo.pop_all()
+    adapter = LoraAdapter(
+        plugin=plugin,
+        table=table,
+        hf_config=hf_config,
+        run=run,
+        chunks=chunks,
+        handles=tuple(handles),
+        stages=stages,
+        restore=restore,
+    )
+    mark(chunks, adapter)
+    plugin.after_attach(adapter)
+    return adapter
+
+
+def detach(model: Model) -> None:
+    """Take the adapter off: the model is bit for bit what it was, `requires_grad` flags included.
+
+    Raises:
+        LoraError: no adapter is attached.
+    """
+    adapter = adapter_of(model)
+    adapter.restore.close()
+    mark(adapter.chunks, None)
+
+
+def _refuse_wrapped(chunks: tuple[nn.Module, ...]) -> None:
+    if find_adapter(chunks) is not None:
+        raise LoraError("this model", reason="carries an adapter already", cure="detach it before attaching another")
+    for chunk in chunks:
+        wrapped = isinstance(chunk, torch.nn.parallel.DistributedDataParallel)
+        if wrapped or any(hasattr(parameter, "main_grad") for parameter in chunk.parameters()):
+            raise LoraError(
+                "this model",
+                reason="is wrapped for data parallelism already, so gradients of new factors would not be reduced",
+                cure="attach first, then wrap",
+            )
+
+
+def _recompute_hooks(chunks: tuple[nn.Module, ...], plugin: SelectedPlugin) -> list[Any]:
+    """Let the first recomputed block see an input that requires grad.
+
+    With a frozen embedding it does not, and reentrant checkpointing then returns outputs without a gradient: the adapter
+    would silently not train. Hooked where the stack of layers is called, whatever class it has.
+    """
+    sites = [site.path for site in plugin.architecture.sites if site.per_layer]
+    stacks = {path.split(".{layer}")[0].rsplit(".", 1)[0] for path in sites}
+    return [
+        module.register_forward_pre_hook(_require_input_grad, with_kwargs=True)
+        for module, _ in locate(chunks, sorted(stacks)).values()
+    ]
+
+
+def _require_input_grad(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    hidden_states = kwargs.get("hidden_states", args[0] if args else None)
+    recompute = getattr(getattr(module, "config", None), "recompute_granularity", None)
+    if (
+        recompute is not None
+        and torch.is_grad_enabled()
+        and isinstance(hidden_states, torch.Tensor)
+        and hidden_states.is_leaf
+    ):
+        hidden_states.requires_grad_(True)

@@ -1,0 +1,135 @@
+"""The default handle on one host linear: factors registered, forward patched on the instance, both removable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from lora_plugins_sdk.config import LoraConfig
+from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.factors import LoraFactors
+from lora_plugins_sdk.parallel_run import ParallelRun
+from lora_plugins_sdk.table import SitePlan
+
+FACTORS = "lora"
+
+
+class SiteHandle:
+    """One patched linear.
+
+    The host's contract: `forward(x, ...)` returns `(output, bias)`; with a fused norm and `return_layernorm_output` set, as in
+    Transformer Engine, `((output, normed input), bias)`. The patched forward returns `(output, bias)` always.
+
+    Args:
+        module: the host linear.
+        plan: the site with its rows.
+        lora: rank, scale, dropout.
+        run: this rank's place.
+        delta: `delta(base_output, branch_input, factors)`.
+
+    Raises:
+        LoraError: the linear has an adapter already, or its weight has not the shape that the plan expects.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        plan: SitePlan,
+        lora: LoraConfig,
+        run: ParallelRun,
+        delta: Callable[[torch.Tensor, torch.Tensor, LoraFactors], torch.Tensor],
+    ) -> None:
+        self.module = module
+        self.plan = plan
+        self._had_norm_output = getattr(module, "return_layernorm_output", None)
+        device = next(module.parameters()).device
+        self.factors = LoraFactors(plan, lora, run, device)
+        module.add_module(FACTORS, self.factors)
+        if plan.site.fused_norm:
+            module.return_layernorm_output = True
+        # A method of the class, or what another patch left on the instance; remove() puts the latter back.
+        self._instance_forward = module.__dict__.get("forward")
+        module.forward = _patched_forward(module.forward, self.factors, delta, plan.site.fused_norm)  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        """Restore the module: no factors, the forward it had, its own norm output setting."""
+        if self._instance_forward is None:
+            del self.module.forward
+        else:
+            self.module.forward = self._instance_forward  # type: ignore[method-assign]
+        delattr(self.module, FACTORS)
+        if self.plan.site.fused_norm:
+            self.module.return_layernorm_output = self._had_norm_output  # type: ignore[assignment]
+
+
+def check_host(module: nn.Module, plan: SitePlan, tp: int) -> None:
+    """Refuse a module that cannot carry this site's adapter, before anything is changed.
+
+    Raises:
+        LoraError: no linear of the expected shape and contract, or already adapted.
+    """
+    where = plan.host_module
+    if hasattr(module, FACTORS):
+        raise LoraError(
+            where,
+            reason="carries an adapter already",
+            cure="detach the first adapter before attaching another",
+        )
+    weight = getattr(module, "weight", None)
+    if plan.site.tied is None or weight is not None:
+        expected = host_weight_shape(plan, tp)
+        shape = tuple(weight.shape) if isinstance(weight, torch.Tensor) else None
+        if shape != expected:
+            raise LoraError(
+                where,
+                reason=f"its weight has shape {shape}, the HF config and run give {expected}",
+                cure="attach with the config.json and the parallel sizes that the model was built with",
+            )
+    if plan.site.fused_norm and not hasattr(module, "return_layernorm_output"):
+        raise LoraError(
+            where,
+            reason="its norm is not fused into it, or it cannot return the normed input (no `return_layernorm_output`)",
+            cure="build the model on Transformer Engine or on lora_plugins_sdk.hosts.torch_backend",
+        )
+    if getattr(module, "gather_output", False):
+        raise LoraError(
+            where,
+            reason="gathers its output over TP, and the delta is added per shard",
+            cure="build it with gather_output=False",
+        )
+
+
+def host_weight_shape(plan: SitePlan, tp: int) -> tuple[int, int]:
+    """Local shape `[out, in]` of the host weight."""
+    width = plan.rows[0].local_shape[1]
+    return plan.layout.host_rows // (tp if plan.rows[-1].partition_dim == 0 else 1), width
+
+
+def _patched_forward(
+    base_forward: Callable[..., Any],
+    factors: LoraFactors,
+    delta: Callable[[torch.Tensor, torch.Tensor, LoraFactors], torch.Tensor],
+    fused_norm: bool,
+) -> Callable[..., Any]:
+    # The branch mutates a buffer and may communicate: it runs as it is, also within a compiled model.
+    add_delta = torch.compiler.disable(delta)
+
+    def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if kwargs.get("runtime_gather_output"):
+            raise LoraError(
+                factors.plan.host_module,
+                reason="was asked to gather its output over TP, and the delta is added per shard",
+                cure="call it without runtime_gather_output and gather the adapted output",
+            )
+        output, bias = base_forward(x, *args, **kwargs)
+        branch_input = x
+        if fused_norm:
+            output, branch_input = output
+        if factors.enabled:
+            output = add_delta(output, branch_input, factors)
+        return output, bias
+
+    return forward

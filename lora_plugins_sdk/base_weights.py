@@ -1,0 +1,172 @@
+"""Load a frozen base from a local HF safetensors directory: streaming, each rank its slices, every tensor accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from lora_plugins_sdk.adapter import Model, chunks_of
+from lora_plugins_sdk.architecture import BaseWeight
+from lora_plugins_sdk.dims import ModelDims, read_hf_config
+from lora_plugins_sdk.errors import Diagnostic, raise_if_any
+from lora_plugins_sdk.hf_tensors import HfTensors
+from lora_plugins_sdk.host_modules import locate
+from lora_plugins_sdk.manager import SelectedPlugin
+from lora_plugins_sdk.pack import BlockLayout
+from lora_plugins_sdk.parallel_run import ParallelRun
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Source:
+    """One host tensor of one layer: where it lives and what it is made of."""
+
+    host: str
+    hf: tuple[str, ...]
+    weight: BaseWeight
+
+
+def load_base_weights(
+    model: Model,
+    plugin: SelectedPlugin,
+    hf_directory: str | Path,
+    run: ParallelRun | None = None,
+    *,
+    hf_config: Mapping[str, object] | None = None,
+) -> None:
+    """Fill this rank's base parameters from a local HF directory.
+
+    Args:
+        model: this rank's model or its chunks, before wrapping; an attached adapter is left alone.
+        plugin: declares which HF tensors make up which host tensor.
+        hf_directory: `config.json` and `*.safetensors`.
+        run: this rank's place; one process when None.
+        hf_config: the config the model was built from; read from the directory when None.
+
+    Raises:
+        LoraError: nothing was written. Lists every HF tensor that is missing or left over, every host parameter without a source,
+            every shape that does not fit.
+    """
+    run = run or ParallelRun.single()
+    config = read_hf_config(hf_config if hf_config is not None else hf_directory)
+    dims = plugin.architecture.dims(config)
+    declared = plugin.base_weights(config)
+    parameters = _local_parameters(chunks_of(model), declared)
+    files = HfTensors(hf_directory)
+    try:
+        sources = list(_sources(declared, dims, plugin.architecture.num_layers))
+        raise_if_any(
+            f"{hf_directory} does not fit this model:",
+            [*_unaccounted(sources, files, dims), *_unsourced(model, parameters, sources)],
+        )
+        jobs = [
+            (parameters[one.host], one, _layout(one, files, dims, run)) for one in sources if one.host in parameters
+        ]
+        raise_if_any(f"{hf_directory} does not fit this model:", _misfits(jobs, files, run))
+        with torch.no_grad():
+            for parameter, source, layout in jobs:
+                parameter.copy_(_local_value(source, layout, files, run))
+    finally:
+        files.close()
+
+
+def _sources(declared: Iterable[BaseWeight], dims: ModelDims, num_layers: str) -> Iterator[_Source]:
+    for weight in declared:
+        layers = range(dims.resolve(num_layers)) if "{layer}" in weight.host else [None]
+        alias = weight.tied.to if weight.tied is not None and dims.flag(weight.tied.when) else None
+        for layer in layers:
+            names = (alias,) if alias else tuple(name.format(layer=layer) for name in weight.hf)
+            yield _Source(host=weight.host.format(layer=layer), hf=names, weight=weight)
+
+
+def _local_parameters(chunks: tuple[nn.Module, ...], declared: Sequence[BaseWeight]) -> dict[str, nn.Parameter]:
+    """This rank's declared parameters under model-wide names."""
+    leaves: dict[str, list[str]] = {}
+    for weight in declared:
+        owner, leaf = weight.host.rsplit(".", 1)
+        leaves.setdefault(owner, []).append(leaf)
+    found: dict[str, nn.Parameter] = {}
+    for owner, names in leaves.items():
+        for wide, (module, _) in locate(chunks, [owner]).items():
+            own = dict(module.named_parameters(recurse=False))
+            found |= {f"{wide}.{leaf}": own[leaf] for leaf in names if leaf in own}
+    return found
+
+
+def _unaccounted(sources: list[_Source], files: HfTensors, dims: ModelDims) -> Iterator[Diagnostic]:
+    needed = {name for source in sources for name in source.hf}
+    copies = {
+        name
+        for source in sources
+        if source.weight.tied is not None and dims.flag(source.weight.tied.when)
+        for name in source.weight.hf
+    }
+    for name in sorted(needed - files.names()):
+        yield Diagnostic(
+            subject=name,
+            reason="is missing from the checkpoint",
+            cure="use the complete checkpoint of this config",
+        )
+    for name in sorted(files.names() - needed - copies):
+        yield Diagnostic(
+            subject=name,
+            reason="is in the checkpoint and has no place in the model",
+            cure="use the checkpoint's own config and plugin",
+        )
+
+
+def _unsourced(model: Model, parameters: dict[str, nn.Parameter], sources: list[_Source]) -> Iterator[Diagnostic]:
+    covered = {id(parameter) for name, parameter in parameters.items() if name in {one.host for one in sources}}
+    for chunk in chunks_of(model):
+        for name, parameter in chunk.named_parameters():
+            if id(parameter) not in covered and ".lora." not in f".{name}":
+                yield Diagnostic(
+                    subject=name,
+                    reason="is a base parameter without a HF source",
+                    cure="declare it in the architecture's base_weights",
+                )
+
+
+def _layout(source: _Source, files: HfTensors, dims: ModelDims, run: ParallelRun) -> BlockLayout | None:
+    if source.weight.pack is None:
+        return None
+    return source.weight.pack.resolve(dims, [files.shape(name)[0] for name in source.hf], run.facts.tp)
+
+
+def _misfits(
+    jobs: list[tuple[nn.Parameter, _Source, BlockLayout | None]], files: HfTensors, run: ParallelRun
+) -> Iterator[Diagnostic]:
+    for parameter, source, layout in jobs:
+        shape = files.shape(source.hf[0])
+        if layout is not None:
+            shape = (layout.host_rows // run.facts.tp, *shape[1:])
+        elif source.weight.split_columns:
+            shape = (shape[0], shape[1] // run.facts.tp)
+        if tuple(parameter.shape) != shape:
+            yield Diagnostic(
+                subject=f"{source.host} {list(parameter.shape)}",
+                reason=f"{', '.join(source.hf)} would give {list(shape)}",
+                cure="build the model from the checkpoint's own config.json",
+            )
+
+
+def _local_value(source: _Source, layout: BlockLayout | None, files: HfTensors, run: ParallelRun) -> torch.Tensor:
+    """This rank's part of one host tensor, reading nothing else."""
+    if layout is None:
+        shape = files.shape(source.hf[0])
+        if source.weight.split_columns:
+            width = shape[1] // run.facts.tp
+            return files.columns(source.hf[0], run.tp_rank * width, (run.tp_rank + 1) * width)
+        return files.rows(source.hf[0], 0, shape[0])
+    blocks = layout.blocks // run.facts.tp
+    parts = []
+    for index, name in enumerate(source.hf):
+        part = files.rows(name, *layout.hf_slab(index, run.tp_rank, run.facts.tp))
+        missing = blocks * layout.runs[index] - part.shape[0]
+        if missing:
+            part = torch.cat([part, part.new_zeros(missing, *part.shape[1:])])
+        parts.append(part.view(blocks, layout.runs[index], *part.shape[1:]))
+    return torch.cat(parts, dim=1).flatten(0, 1)

@@ -1,0 +1,82 @@
+"""What to train: rank, scale, targets. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lora_plugins_sdk.errors import Diagnostic, raise_if_any
+
+SCOPES = ("all", "language", "vision")
+ADAPTER_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig:
+    """One adapter's hyper-parameters; every rank of a run uses the same.
+
+    Args:
+        rank: width r of the low-rank product, 1 or more.
+        alpha: the delta is scaled by `alpha / rank` (Hu et al. 2021), or `alpha / sqrt(rank)` with `use_rslora`.
+        dropout: probability of zeroing an entry of the branch's input while training, in [0, 1).
+        use_rslora: rank-stabilised scale (Kalajdzievski 2023).
+        target_modules: `all-linear`, HF names (`q_proj`), Megatron names (`linear_qkv`), full paths or wildcards.
+        exclude_modules: taken away from the targets; same vocabulary.
+        scope: region of a multimodal model that may be adapted: `all`, `language` or `vision`.
+        seed: seed of the A factors; B starts at zero.
+        dtype: dtype the factors are stored in. float32 by default: the optimizer then needs no master copy, and the
+            forward casts the small factors to the host's dtype, so activations stay as they were.
+
+    Raises:
+        LoraError: listing every value out of range.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    use_rslora: bool = False
+    target_modules: tuple[str, ...] = ("all-linear",)
+    exclude_modules: tuple[str, ...] = ()
+    scope: str = "all"
+    seed: int = 0
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("target_modules", "exclude_modules"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        raise_if_any("invalid LoRA configuration:", self._problems())
+
+    def _problems(self) -> Iterable[Diagnostic]:
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+            yield Diagnostic(
+                subject=f"rank={self.rank!r}", reason="not a positive integer", cure="use 1 or more, e.g. 16"
+            )
+        if isinstance(self.alpha, bool) or not math.isfinite(self.alpha) or self.alpha <= 0:
+            yield Diagnostic(
+                subject=f"alpha={self.alpha!r}",
+                reason="the delta would vanish or change sign",
+                cure="use a positive number, e.g. 2 * rank",
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            yield Diagnostic(subject=f"dropout={self.dropout!r}", reason="not a probability below 1", cure="use 0.0")
+        if not self.target_modules:
+            yield Diagnostic(subject="target_modules", reason="names no module", cure="use 'all-linear'")
+        if self.scope not in SCOPES:
+            yield Diagnostic(
+                subject=f"scope={self.scope!r}",
+                reason="unknown scope",
+                cure=f"use one of {', '.join(SCOPES)}",
+            )
+        if self.dtype not in ADAPTER_DTYPES:
+            yield Diagnostic(
+                subject=f"dtype={self.dtype!r}",
+                reason="unknown dtype",
+                cure=f"use one of {', '.join(ADAPTER_DTYPES)}",
+            )
+
+    @property
+    def scale(self) -> float:
+        """Factor on `B A x`: `alpha / rank`, or `alpha / sqrt(rank)` with rsLoRA."""
+        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)

@@ -1,0 +1,116 @@
+"""The SDK's own answers to the hooks: an ordinary plugin whose implementations come last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lora_plugins_sdk.architecture import Architecture, BaseWeight
+from lora_plugins_sdk.config import LoraConfig
+from lora_plugins_sdk.errors import Diagnostic, LoraError
+from lora_plugins_sdk.hookspecs import hookimpl
+from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.site import SiteKind
+from lora_plugins_sdk.table import ParamRow, SitePlan, site_layout
+from lora_plugins_sdk.targets import normalize_targets
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from lora_plugins_sdk.parallel_run import ParallelRun
+
+PEFT_PREFIX = "base_model.model."
+
+
+@hookimpl(trylast=True)
+def lora_validate_run(
+    architecture: Architecture, hf_config: Mapping[str, object], lora: LoraConfig, facts: RunFacts
+) -> Iterable[Diagnostic]:
+    """Sizes that cannot be split as asked."""
+    dims = architecture.dims(hf_config)
+    layers = dims.resolve(architecture.num_layers)
+    found = []
+    if layers % facts.pp:
+        found.append(
+            Diagnostic(
+                subject=f"pipeline parallel size {facts.pp}",
+                reason=f"does not divide the model's {layers} layers",
+                cure=f"use a pipeline parallel size that divides {layers}",
+            )
+        )
+    for site in architecture.sites:
+        try:
+            site_layout(site, dims, facts.tp)
+        except LoraError as error:
+            found += [one for one in error.diagnostics if one not in found]
+    return found
+
+
+@hookimpl(trylast=True, specname="lora_normalize_targets")
+def default_targets(architecture: Architecture, hf_config: Mapping[str, object], lora: LoraConfig) -> frozenset[str]:
+    """Match the targets against the sites."""
+    return normalize_targets(architecture, hf_config, lora)
+
+
+@hookimpl(trylast=True)
+def lora_grad_sum_groups(row: ParamRow, facts: RunFacts) -> str:
+    """What the region derived."""
+    return row.grad_sum_group or "none"
+
+
+@hookimpl(trylast=True)
+def lora_hf_name(row: ParamRow) -> str:
+    """PEFT's scheme: wrapper prefix, module path, `lora_A` or `lora_B`, `weight`."""
+    return f"{PEFT_PREFIX}{row.hf_module}.lora_{row.factor}.weight"
+
+
+@hookimpl(trylast=True)
+def lora_serving_names(row: ParamRow) -> Mapping[str, str]:
+    """SGLang reads HF names for plain linears."""
+    return {"sglang": row.hf_name}
+
+
+@hookimpl(trylast=True)
+def lora_site_delta(plan: SitePlan, run: ParallelRun) -> Callable[..., Tensor]:
+    """The branch by kind."""
+    from lora_plugins_sdk.branch import site_delta
+
+    return site_delta(plan, run)
+
+
+@hookimpl(trylast=True)
+def lora_attach_site(
+    module: nn.Module, plan: SitePlan, lora: LoraConfig, run: ParallelRun, delta: Callable[..., Tensor]
+) -> Any:
+    """Factors as a submodule named `lora`, forward patched on the instance."""
+    from lora_plugins_sdk.attach_site import SiteHandle
+
+    return SiteHandle(module, plan, lora, run, delta)
+
+
+@hookimpl(trylast=True)
+def lora_export_tensor(row: ParamRow, tensor: Tensor) -> Mapping[str, Tensor]:
+    """As it is, under its PEFT name."""
+    return {row.hf_name: tensor}
+
+
+@hookimpl(trylast=True)
+def lora_import_tensor(row: ParamRow, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The tensor of that name."""
+    return tensors[row.hf_name]
+
+
+@hookimpl(trylast=True)
+def lora_base_weights(architecture: Architecture, hf_config: Mapping[str, object]) -> Sequence[BaseWeight]:
+    """The sites' weights with the sites' packs, then the architecture's remaining tensors."""
+    from_sites = [
+        BaseWeight(
+            host=f"{site.path}.weight",
+            hf=tuple(f"{projection.hf}.weight" for projection in site.projections),
+            pack=site.pack if site.kind is SiteKind.COLUMN else None,
+            split_columns=site.kind is SiteKind.ROW,
+            tied=site.tied,
+        )
+        for site in architecture.sites
+    ]
+    return [*from_sites, *architecture.base_weights]

@@ -1,0 +1,93 @@
+"""Widths as expressions over a HF config, so that a layout is known without a model."""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lora_plugins_sdk.errors import LoraError
+
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+class ModelDims:
+    """Integer sizes of one model: a HF config plus the fallbacks an architecture declares.
+
+    Args:
+        config: a HF `config.json` as a mapping.
+        fallbacks: expression per key, used where the config lacks the key or holds null
+            (for example `head_dim` -> `hidden_size // num_attention_heads`).
+    """
+
+    def __init__(self, config: Mapping[str, Any], fallbacks: Mapping[str, str] | None = None) -> None:
+        self.config = config
+        self.fallbacks = dict(fallbacks or {})
+
+    def resolve(self, expression: str) -> int:
+        """Value of an expression over config keys: integers, names, `+ - * //` and parentheses.
+
+        Raises:
+            LoraError: a key is missing or not an integer, or the expression uses anything else.
+        """
+        return self._value(ast.parse(expression, mode="eval").body, expression)
+
+    def flag(self, key: str) -> bool:
+        """A boolean config key; false when the config lacks it."""
+        return bool(self.config.get(key, False))
+
+    def _value(self, node: ast.expr, expression: str) -> int:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            return node.value
+        if isinstance(node, ast.Name):
+            return self._name(node.id, expression)
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](self._value(node.left, expression), self._value(node.right, expression))
+        raise LoraError(
+            f"dimension {expression!r}",
+            reason="not an integer expression",
+            cure="use config keys, integers, + - * // and ()",
+        )
+
+    def _name(self, key: str, expression: str) -> int:
+        value = self.config.get(key)
+        if value is None and key in self.fallbacks:
+            return self.resolve(self.fallbacks[key])
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise LoraError(
+                f"config key {key!r}",
+                reason=f"needed for dimension {expression!r}, but it is {value!r}" if key in self.config else "missing",
+                cure="use the config.json that belongs to this model type",
+            )
+        return value
+
+
+def read_hf_config(source: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
+    """A HF config as a mapping, from a mapping, a `config.json` or a directory that holds one.
+
+    Raises:
+        LoraError: no such file, or its content is not a JSON object.
+    """
+    if isinstance(source, Mapping):
+        return source
+    path = Path(source)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(path.read_text())
+    except OSError as error:
+        raise LoraError(
+            str(path), reason=f"cannot be read ({error.strerror})", cure="give a HF directory or config.json"
+        ) from error
+    except ValueError as error:
+        raise LoraError(str(path), reason=f"is not JSON ({error})", cure="give the model's own config.json") from error
+    if not isinstance(config, dict):
+        raise LoraError(str(path), reason="holds no JSON object", cure="give the model's own config.json")
+    return config

@@ -1,0 +1,74 @@
+"""From an attached adapter to PEFT tensors and config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lora_plugins_sdk.adapter import LoraAdapter, Model, adapter_of
+from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.gather import gather_factors
+from lora_plugins_sdk.peft_files import PeftAdapter
+from lora_plugins_sdk.targets import candidates
+
+
+def export_adapter(model: Model, base_model_name_or_path: str = "") -> PeftAdapter:
+    """Gather the adapter in PEFT's terms on every rank. Collective over the TP and PP groups.
+
+    Tensors are bit-identical under every topology, and share no memory with the adapter's parameters.
+
+    Args:
+        model: the model an adapter is attached to.
+        base_model_name_or_path: recorded in the config; PEFT loads the base from there when told nothing else.
+
+    Raises:
+        LoraError: no adapter is attached, or overrides gave one name to two factors.
+    """
+    adapter = adapter_of(model)
+    try:
+        tensors: dict[str, Any] = {}
+        for row, full in gather_factors(adapter).items():
+            for name, tensor in adapter.plugin.export_tensor(row, full).items():
+                if name in tensors:
+                    raise LoraError(
+                        name,
+                        reason="two factors are exported under this name",
+                        cure="fix the plugin's lora_hf_name",
+                    )
+                tensors[name] = tensor
+        config = peft_config(adapter, base_model_name_or_path)
+    except Exception as error:
+        adapter.plugin.on_error(error, "export")
+        raise
+    adapter.plugin.after_export(tensors, config)
+    return PeftAdapter(tensors=tensors, config=config)
+
+
+def peft_config(adapter: LoraAdapter, base_model_name_or_path: str = "") -> dict[str, Any]:
+    """`adapter_config.json` with the keys that every PEFT version knows (`use_rslora` only when it is set)."""
+    lora = adapter.table.lora
+    config: dict[str, Any] = {
+        "base_model_name_or_path": base_model_name_or_path,
+        "bias": "none",
+        "inference_mode": True,
+        "lora_alpha": int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha,
+        "lora_dropout": lora.dropout,
+        "peft_type": "LORA",
+        "r": lora.rank,
+        "target_modules": _target_modules(adapter),
+        "task_type": "CAUSAL_LM",
+    }
+    if lora.use_rslora:
+        config["use_rslora"] = True
+    return config
+
+
+def _target_modules(adapter: LoraAdapter) -> list[str]:
+    """Leaf names where every projection of that name is adapted, full paths where only some are."""
+    adapted = {row.hf_module for row in adapter.table.rows}
+    every: dict[str, set[str]] = {}
+    for one in candidates(adapter.plugin.architecture, adapter.hf_config):
+        every.setdefault(one.projection.leaf, set()).add(one.hf)
+    names: set[str] = set()
+    for leaf, modules in every.items():
+        names |= {leaf} if modules <= adapted else modules & adapted
+    return sorted(names)

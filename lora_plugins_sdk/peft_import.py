@@ -1,0 +1,115 @@
+"""From PEFT tensors into an attached adapter: everything is checked before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+
+from lora_plugins_sdk.adapter import LoraAdapter, Model, adapter_of
+from lora_plugins_sdk.errors import Diagnostic, raise_if_any
+from lora_plugins_sdk.init import shard
+from lora_plugins_sdk.peft_files import PeftAdapter
+
+# PEFT options that change what the tensors mean, with the only value that means plain LoRA.
+_PLAIN = {"use_dora": False, "bias": "none", "rank_pattern": {}, "alpha_pattern": {}, "fan_in_fan_out": False}
+
+
+def import_adapter(model: Model, saved: PeftAdapter) -> None:
+    """Load an adapter into the attached one: the exact inverse of `export_adapter`. Every rank calls it with the whole adapter.
+
+    Args:
+        model: the model an adapter is attached to.
+        saved: config and full tensors (`read_adapter(directory)`).
+
+    Raises:
+        LoraError: nothing was written. Lists every difference: rank, alpha, rsLoRA or variant in the config; tensors that are
+            missing, left over, transposed, of another rank or shape, not floating point, or not finite.
+    """
+    adapter = adapter_of(model)
+    try:
+        raise_if_any(
+            "this adapter cannot be loaded:",
+            [*_config_problems(adapter, saved), *_tensor_problems(adapter, saved)],
+        )
+        fulls = {row: adapter.plugin.import_tensor(row, saved.tensors) for row in adapter.table.rows}
+    except Exception as error:
+        adapter.plugin.on_error(error, "import")
+        raise
+    with torch.no_grad():
+        for factors in adapter.factors():
+            for row in factors.plan.rows:
+                factors.local(row).copy_(shard(row, fulls[row], adapter.run.tp_rank))
+
+
+def _config_problems(adapter: LoraAdapter, saved: PeftAdapter) -> Iterator[Diagnostic]:
+    lora, config = adapter.table.lora, saved.config
+    expected = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha}
+    for key, value in expected.items():
+        if config.get(key) != value:
+            yield Diagnostic(
+                subject=f"{key}={config.get(key)!r}",
+                reason=f"the attached adapter has {value!r}",
+                cure="attach with the LoRA options that the adapter was trained with",
+            )
+    if bool(config.get("use_rslora", False)) != lora.use_rslora:
+        yield Diagnostic(
+            subject=f"use_rslora={bool(config.get('use_rslora', False))}",
+            reason=f"the attached adapter has {lora.use_rslora}, which scales the delta differently",
+            cure="attach with the same use_rslora",
+        )
+    for key, plain in _PLAIN.items():
+        if (config.get(key) or plain) != plain:
+            yield Diagnostic(
+                subject=f"{key}={config[key]!r}",
+                reason="its tensors mean something else than plain LoRA",
+                cure="convert the adapter to plain LoRA first",
+            )
+
+
+def _tensor_problems(adapter: LoraAdapter, saved: PeftAdapter) -> Iterator[Diagnostic]:
+    expected: dict[str, tuple[int, ...]] = {}
+    for row in adapter.table.rows:
+        named: Mapping[str, torch.Tensor] = adapter.plugin.export_tensor(
+            row, torch.empty(row.full_shape, device="meta")
+        )
+        expected |= {name: tuple(tensor.shape) for name, tensor in named.items()}
+    yield from _names(expected, saved.tensors)
+    for name in expected.keys() & saved.tensors.keys():
+        yield from _content(name, saved.tensors[name], expected[name], adapter.table.lora.rank)
+
+
+def _names(expected: Iterable[str], found: Iterable[str]) -> Iterator[Diagnostic]:
+    expected, found = set(expected), set(found)
+    for name in sorted(expected - found):
+        yield Diagnostic(
+            subject=name,
+            reason="is missing from the adapter",
+            cure="load a complete adapter, or attach with the target_modules it was trained with",
+        )
+    for name in sorted(found - expected):
+        yield Diagnostic(
+            subject=name,
+            reason="has no place in the attached adapter and would be dropped",
+            cure="attach with the target_modules it was trained with",
+        )
+
+
+def _content(name: str, tensor: torch.Tensor, shape: tuple[int, ...], rank: int) -> Iterator[Diagnostic]:
+    found = tuple(tensor.shape)
+    if found != shape:
+        if found == shape[::-1]:
+            reason, cure = "is transposed", "save A as [rank, in] and B as [out, rank]"
+        elif rank in shape and len(found) == 2 and rank not in found:
+            reason, cure = f"is of another rank than {rank}", "attach with the adapter's own rank"
+        else:
+            reason, cure = "is of another size", "use an adapter trained on this base model"
+        yield Diagnostic(subject=name, reason=f"{reason}: shape {list(found)}, expected {list(shape)}", cure=cure)
+    elif not tensor.is_floating_point():
+        yield Diagnostic(subject=name, reason=f"has dtype {tensor.dtype}", cure="save it in a floating point dtype")
+    elif not bool(torch.isfinite(tensor).all()):
+        yield Diagnostic(
+            subject=name,
+            reason="holds NaN or infinite values",
+            cure="use an earlier checkpoint of the adapter",
+        )

@@ -1,0 +1,94 @@
+"""The gradient sums that the parameter table asks for: once per step, coalesced, in a fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lora_plugins_sdk.adapter import Model, adapter_of, chunks_of
+from lora_plugins_sdk.errors import LoraError
+
+
+def reduce_grads(model: Model) -> None:
+    """Sum the gradients of replicated factors over the groups that the table names. Collective over those groups.
+
+    Call it once per optimizer step, after the last backward. It is linear, so it may run before or after the data-parallel
+    reduction and any scaling; it must not run while a reduction of the same buffers is in flight. Works on `main_grad` where the
+    host keeps one, else on `grad`; a factor without a gradient counts as zero.
+
+    Raises:
+        LoraError: no adapter is attached.
+    """
+    adapter = adapter_of(model)
+    groups: Mapping[str, dist.ProcessGroup | None] = {"tp": adapter.run.tp_group}
+    tagged: dict[tuple[str, torch.dtype], list[nn.Parameter]] = {}
+    for parameter in adapter.parameters():
+        name = parameter.grad_sum_group  # type: ignore[attr-defined]
+        if name is not None:
+            tagged.setdefault((name, _grad(parameter).dtype), []).append(parameter)
+    for (name, _), parameters in sorted(tagged.items(), key=lambda item: str(item[0])):
+        if name not in groups:
+            raise LoraError(
+                f"gradient-sum group {name!r}",
+                reason="this run has no such group",
+                cure=f"use one of {', '.join(groups)}",
+            )
+        _sum_coalesced(parameters, groups[name])
+
+
+def reduce_grads_in_finalize(model: Model) -> None:
+    """Wire `reduce_grads` into megatron-core: it runs at the end of `config.finalize_model_grads_func`.
+
+    After the host's own function, since by then no asynchronous reduction of the buffers is in flight.
+
+    Raises:
+        LoraError: no adapter is attached, or the host has no `config`.
+    """
+    adapter_of(model)
+    configs = {id(config): config for config in map(_config, chunks_of(model))}
+    for config in configs.values():
+        config.finalize_model_grads_func = _then_reduce(config.finalize_model_grads_func, model)
+
+
+def _config(chunk: nn.Module) -> Any:
+    config = getattr(chunk, "config", None)
+    if config is None or not hasattr(config, "finalize_model_grads_func"):
+        raise LoraError(
+            "this model",
+            reason="has no megatron-core config to wire into",
+            cure="call reduce_grads after the backward yourself",
+        )
+    return config
+
+
+def _then_reduce(finalize: Callable[..., None] | None, model: Model) -> Callable[..., None]:
+    if finalize is None:
+        from megatron.core.distributed import finalize_model_grads as finalize
+
+    def finalize_then_reduce(*args: Any, **kwargs: Any) -> None:
+        finalize(*args, **kwargs)
+        reduce_grads(model)
+
+    return finalize_then_reduce
+
+
+def _grad(parameter: nn.Parameter) -> torch.Tensor:
+    main_grad = getattr(parameter, "main_grad", None)
+    if main_grad is not None:
+        return main_grad
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def _sum_coalesced(parameters: list[nn.Parameter], group: dist.ProcessGroup | None) -> None:
+    assert group is not None, "a tagged factor exists only in a run with that group"
+    grads = [_grad(parameter) for parameter in parameters]
+    flat = torch.cat([grad.reshape(-1) for grad in grads])
+    dist.all_reduce(flat, group=group)
+    for grad, summed in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(summed.view_as(grad))

@@ -1,0 +1,86 @@
+"""Projections and sites: the one declaration everything else is derived from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from lora_plugins_sdk.pack import Concat, Pack
+
+
+class SiteKind(StrEnum):
+    """How tensor parallelism splits the host weight `[out, in]`."""
+
+    COLUMN = "column"
+    ROW = "row"
+    REPLICATED = "replicated"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Projection:
+    """One logical LoRA pair as HF and PEFT know it.
+
+    Args:
+        hf: HF module path; `{layer}` stands for the layer number.
+        in_dim: input width, an expression over the HF config.
+        out_dim: output width, likewise.
+    """
+
+    hf: str
+    in_dim: str
+    out_dim: str
+
+    @property
+    def leaf(self) -> str:
+        """Last part of the HF path, for example `q_proj`."""
+        return self.hf.rsplit(".", 1)[-1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tied:
+    """A weight that is another tensor's alias under a config flag (tied embeddings).
+
+    While the flag is set the site cannot be adapted: an adapter on one user of the tensor would not reach the other.
+
+    Args:
+        when: HF config flag.
+        to: HF tensor that the weight then is.
+    """
+
+    when: str
+    to: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """One physical Megatron linear.
+
+    Args:
+        path: host module path; `{layer}` stands for the layer number.
+        kind: how TP splits the weight.
+        projections: the HF projections that the weight packs, in host order.
+        pack: layout of those projections within the weight (COLUMN only; others hold one projection as it is).
+        fused_norm: the module normalises its input itself; the branch reads the normed input.
+        region: part of a multimodal model, matched against `LoraConfig.scope`.
+        all_linear: whether the target `all-linear` includes it (PEFT leaves the output head out).
+        tied: the weight may be an alias of another tensor; it then cannot be adapted.
+    """
+
+    path: str
+    kind: SiteKind
+    projections: tuple[Projection, ...]
+    pack: Pack = field(default_factory=Concat)
+    fused_norm: bool = False
+    region: str = "language"
+    all_linear: bool = True
+    tied: Tied | None = None
+
+    @property
+    def name(self) -> str:
+        """Last part of the host path, for example `linear_qkv`."""
+        return self.path.rsplit(".", 1)[-1]
+
+    @property
+    def per_layer(self) -> bool:
+        """Whether the site repeats in every layer."""
+        return "{layer}" in self.path

@@ -1,0 +1,227 @@
+"""The parameter table: what every other part of the SDK reads instead of deriving layouts again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from lora_plugins_sdk.config import LoraConfig
+from lora_plugins_sdk.dims import ModelDims
+from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
+from lora_plugins_sdk.pack import BlockLayout
+from lora_plugins_sdk.region import Region, region_of
+from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.site import Site, SiteKind
+from lora_plugins_sdk.targets import Candidate, candidates
+
+if TYPE_CHECKING:
+    from lora_plugins_sdk.manager import SelectedPlugin
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParamRow:
+    """One factor (A or B) of one projection of one layer.
+
+    Args:
+        hf_module: HF module that the pair adapts, for example `model.layers.0.self_attn.q_proj`.
+        layer: model-wide layer number; None outside the layers.
+        factor: `"A"` `[rank, in]` or `"B"` `[out, rank]`.
+        host_module: path of the host linear, with the model-wide layer number.
+        param: name of the stored parameter under `<host linear>.lora`.
+        stacked_at: first row within that parameter; A's that share an input are stored stacked.
+        full_shape: the factor as HF has it.
+        local_shape: this factor's part on every rank (host padding included).
+        partition_dim: dimension that TP splits; -1 when every rank holds the whole factor.
+        grad_sum_group: group over which the gradient is summed once per step; None when each rank has it complete.
+        expert: whether the factor belongs to a routed expert.
+        init_key: what the initial values depend on, with the seed and nothing else.
+        hf_name: tensor name in a PEFT adapter file.
+        serving_names: tensor name per engine.
+        dtype: storage dtype.
+    """
+
+    hf_module: str
+    layer: int | None
+    factor: str
+    host_module: str
+    param: str
+    stacked_at: int
+    full_shape: tuple[int, int]
+    local_shape: tuple[int, int]
+    partition_dim: int
+    grad_sum_group: str | None
+    expert: bool
+    init_key: str
+    hf_name: str
+    serving_names: Mapping[str, str] = field(hash=False)
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SitePlan:
+    """One host linear that carries an adapter: its rows and how its output is laid out.
+
+    `layout` and `runs` speak of all projections that the host packs; `rows` of those that are adapted.
+
+    Args:
+        site: the declaration.
+        layer: model-wide layer number; None outside the layers.
+        rows: A and B of each adapted projection, A's first, in host order.
+        adapted: index within `site.projections` of each adapted projection.
+        layout: resolved pack of the full host weight.
+        region: where the branch communicates.
+    """
+
+    site: Site
+    layer: int | None
+    rows: tuple[ParamRow, ...]
+    adapted: tuple[int, ...]
+    layout: BlockLayout
+    region: Region
+
+    @property
+    def host_module(self) -> str:
+        """Path of the host linear, with the model-wide layer number."""
+        return self.rows[0].host_module
+
+
+@dataclass(frozen=True)
+class ParameterTable:
+    """All plans of one (architecture, HF config, LoRA config, run facts)."""
+
+    architecture: str
+    lora: LoraConfig
+    facts: RunFacts
+    plans: tuple[SitePlan, ...]
+
+    @cached_property
+    def rows(self) -> tuple[ParamRow, ...]:
+        """Every factor, in plan order."""
+        return tuple(row for plan in self.plans for row in plan.rows)
+
+    def to_json(self) -> str:
+        """The table as canonical JSON: the same text on every rank that derived the same table."""
+        body = {
+            "architecture": self.architecture,
+            "lora": asdict(self.lora),
+            "facts": asdict(self.facts),
+            "rows": [asdict(row) for row in self.rows],
+        }
+        return json.dumps(body, sort_keys=True)
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON; ranks compare it before step 0."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def derive_table(
+    plugin: SelectedPlugin, hf_config: Mapping[str, object], lora: LoraConfig, facts: RunFacts
+) -> ParameterTable:
+    """Derive the parameter table of one run. Needs no torch and no model.
+
+    Args:
+        plugin: the selected plugin; its hooks may override names and gradient sums.
+        hf_config: the model's HF `config.json`.
+        lora: rank, scale and targets.
+        facts: parallel sizes.
+
+    Raises:
+        LoraError: targets that do not resolve, a parallel size or a rank that the model's dimensions do not allow.
+    """
+    architecture = plugin.architecture
+    dims = architecture.dims(hf_config)
+    plugin.validate_run(hf_config, lora, facts)
+    wanted = plugin.normalize_targets(hf_config, lora)
+    plans = []
+    for (site, layer), group in groupby(candidates(architecture, hf_config), key=lambda one: (one.site, one.layer)):
+        members = list(group)
+        adapted = [index for index, one in enumerate(members) if one.hf in wanted]
+        if adapted:
+            plans.append(_plan(plugin, site, layer, members, adapted, dims, lora, facts))
+    return ParameterTable(architecture=architecture.name, lora=lora, facts=facts, plans=tuple(plans))
+
+
+def site_layout(site: Site, dims: ModelDims, tp: int) -> BlockLayout:
+    """Row layout of a site's full host weight.
+
+    Raises:
+        LoraError: TP does not divide it.
+    """
+    outs = [dims.resolve(projection.out_dim) for projection in site.projections]
+    if site.kind is SiteKind.COLUMN:
+        return site.pack.resolve(dims, outs, tp)
+    assert len(outs) == 1, "only a COLUMN site packs several projections"
+    width = dims.resolve(site.projections[0].in_dim)
+    if site.kind is SiteKind.ROW and width % tp:
+        raise LoraError(
+            f"tensor parallel size {tp}",
+            reason=f"does not divide the {width} input columns of {site.name}",
+            cure=f"use a tensor parallel size that divides {width}",
+        )
+    return BlockLayout(blocks=1, runs=(outs[0],), rows=(outs[0],))
+
+
+def _plan(
+    plugin: SelectedPlugin,
+    site: Site,
+    layer: int | None,
+    members: list[Candidate],
+    adapted: list[int],
+    dims: ModelDims,
+    lora: LoraConfig,
+    facts: RunFacts,
+) -> SitePlan:
+    layout = site_layout(site, dims, facts.tp)
+    region = region_of(site.kind, facts)
+    rows = []
+    for factor in ("A", "B"):
+        for position, index in enumerate(adapted):
+            member = members[index]
+            width, out = dims.resolve(member.projection.in_dim), layout.rows[index]
+            raise_if_any(f"cannot adapt {member.hf}:", _rank_too_large(lora.rank, width, out))
+            split_rows = factor == "B" and site.kind is SiteKind.COLUMN and facts.tp > 1
+            split_columns = factor == "A" and site.kind is SiteKind.ROW and facts.tp > 1
+            partition_dim = 0 if split_rows else 1 if split_columns else -1
+            if factor == "A":
+                full = (lora.rank, width)
+                local = (lora.rank, width // facts.tp if split_columns else width)
+            else:
+                full = (out, lora.rank)
+                padded = layout.padded_rows(index)
+                local = (padded // facts.tp if site.kind is SiteKind.COLUMN else padded, lora.rank)
+            row = ParamRow(
+                hf_module=member.hf,
+                layer=layer,
+                factor=factor,
+                host_module=member.host,
+                param="A" if factor == "A" else f"B_{member.projection.leaf}",
+                stacked_at=position * lora.rank if factor == "A" else 0,
+                full_shape=full,
+                local_shape=local,
+                partition_dim=partition_dim,
+                grad_sum_group=region.sum_group(partition_dim),
+                expert=False,
+                init_key=f"{member.hf}.lora_{factor}",
+                hf_name="",
+                serving_names={},
+                dtype=lora.dtype,
+            )
+            rows.append(plugin.complete_row(row, facts))
+    return SitePlan(site=site, layer=layer, rows=tuple(rows), adapted=tuple(adapted), layout=layout, region=region)
+
+
+def _rank_too_large(rank: int, width: int, out: int) -> list[Diagnostic]:
+    if rank <= min(width, out):
+        return []
+    return [
+        Diagnostic(
+            subject=f"rank={rank}",
+            reason=f"larger than the smaller side of a [{out}, {width}] weight, where a full-rank update already fits",
+            cure=f"use a rank of at most {min(width, out)}",
+        )
+    ]

@@ -1,0 +1,108 @@
+"""From what a user asks for (`all-linear`, `q_proj`, `linear_qkv`, paths, wildcards) to the projections that exist."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from lora_plugins_sdk.architecture import Architecture
+from lora_plugins_sdk.config import LoraConfig
+from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
+from lora_plugins_sdk.site import Projection, Site
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One projection of one layer, with every name it answers to."""
+
+    site: Site
+    projection: Projection
+    layer: int | None
+
+    @property
+    def hf(self) -> str:
+        """Full HF module name, for example `model.layers.3.self_attn.q_proj`."""
+        return self.projection.hf.format(layer=self.layer)
+
+    @property
+    def host(self) -> str:
+        """Full host module path, with the model-wide layer number."""
+        return self.site.path.format(layer=self.layer)
+
+    def matches(self, target: str) -> bool:
+        """Whether a target names this projection: a path suffix, or a wildcard over the full HF or host path."""
+        if target == ALL_LINEAR:
+            return self.site.all_linear
+        if any(sign in target for sign in "*?["):
+            return fnmatchcase(self.hf, target) or fnmatchcase(self.host, target)
+        return any(path == target or path.endswith(f".{target}") for path in (self.hf, self.host))
+
+
+def candidates(architecture: Architecture, hf_config: Mapping[str, object]) -> list[Candidate]:
+    """Every projection of the model, site by site within each layer."""
+    layers = architecture.dims(hf_config).resolve(architecture.num_layers)
+    per_layer = [site for site in architecture.sites if site.per_layer]
+    places = [(site, layer) for layer in range(layers) for site in per_layer]
+    places += [(site, None) for site in architecture.sites if not site.per_layer]
+    return [
+        Candidate(site=site, projection=projection, layer=layer)
+        for site, layer in places
+        for projection in site.projections
+    ]
+
+
+def normalize_targets(architecture: Architecture, hf_config: Mapping[str, object], lora: LoraConfig) -> frozenset[str]:
+    """Full HF names of the projections to adapt.
+
+    Raises:
+        LoraError: a target or an exclusion that matches nothing, a target the model refuses, or nothing left to train.
+    """
+    known = candidates(architecture, hf_config)
+    raise_if_any("cannot resolve the LoRA targets:", _unmatched(known, lora))
+    flags = architecture.dims(hf_config)
+    picked: set[str] = set()
+    refused: list[Diagnostic] = []
+    for one in known:
+        hits = [target for target in lora.target_modules if one.matches(target)]
+        if not hits or any(one.matches(target) for target in lora.exclude_modules):
+            continue
+        if lora.scope not in ("all", one.site.region):
+            continue
+        if one.site.tied is not None and flags.flag(one.site.tied.when):
+            refused.append(
+                Diagnostic(
+                    subject=f"target {hits[0]!r} ({one.hf})",
+                    reason=f"the config sets {one.site.tied.when}: the weight is {one.site.tied.to} itself, and an adapter on "
+                    "one of its users would not reach the other",
+                    cure=f"drop {one.projection.leaf} from the targets, or use a base whose weight is its own",
+                )
+            )
+            continue
+        picked.add(one.hf)
+    raise_if_any("cannot adapt the LoRA targets:", refused)
+    if not picked:
+        raise LoraError(
+            f"targets {', '.join(lora.target_modules)}",
+            reason=f"nothing is left to train after exclusions and scope {lora.scope!r}",
+            cure="widen target_modules, exclude less, or use scope 'all'",
+        )
+    return frozenset(picked)
+
+
+def _unmatched(known: list[Candidate], lora: LoraConfig) -> Iterable[Diagnostic]:
+    names = sorted({one.projection.leaf for one in known} | {one.site.name for one in known})
+    for option, targets in (("target", lora.target_modules), ("exclusion", lora.exclude_modules)):
+        for target in targets:
+            if any(one.matches(target) for one in known):
+                continue
+            close = difflib.get_close_matches(target, names, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            yield Diagnostic(
+                subject=f"{option} {target!r}",
+                reason="matches no projection of this model",
+                cure=f"{hint}known names: {ALL_LINEAR}, {', '.join(names)}; wildcards match full paths",
+            )

@@ -1,0 +1,69 @@
+"""Dense Qwen3: its sites and the rest of its base, as data."""
+
+from __future__ import annotations
+
+from lora_plugins_sdk import Architecture, BaseWeight, Concat, Projection, QueryGroups, Site, SiteKind, Tied
+
+_HF = "model.layers.{layer}"
+_HOST = "decoder.layers.{layer}"
+_QUERY = "num_attention_heads * head_dim"
+_KEY_VALUE = "num_key_value_heads * head_dim"
+
+
+def _projection(name: str, in_dim: str, out_dim: str) -> Projection:
+    return Projection(hf=f"{_HF}.{name}", in_dim=in_dim, out_dim=out_dim)
+
+
+ARCHITECTURE = Architecture(
+    name="qwen3",
+    model_types=("qwen3",),
+    fallbacks={"head_dim": "hidden_size // num_attention_heads"},
+    sites=(
+        Site(
+            path=f"{_HOST}.self_attention.linear_qkv",
+            kind=SiteKind.COLUMN,
+            fused_norm=True,
+            pack=QueryGroups(groups="num_key_value_heads"),
+            projections=(
+                _projection("self_attn.q_proj", "hidden_size", _QUERY),
+                _projection("self_attn.k_proj", "hidden_size", _KEY_VALUE),
+                _projection("self_attn.v_proj", "hidden_size", _KEY_VALUE),
+            ),
+        ),
+        Site(
+            path=f"{_HOST}.self_attention.linear_proj",
+            kind=SiteKind.ROW,
+            projections=(_projection("self_attn.o_proj", _QUERY, "hidden_size"),),
+        ),
+        Site(
+            path=f"{_HOST}.mlp.linear_fc1",
+            kind=SiteKind.COLUMN,
+            fused_norm=True,
+            projections=(
+                _projection("mlp.gate_proj", "hidden_size", "intermediate_size"),
+                _projection("mlp.up_proj", "hidden_size", "intermediate_size"),
+            ),
+        ),
+        Site(
+            path=f"{_HOST}.mlp.linear_fc2",
+            kind=SiteKind.ROW,
+            projections=(_projection("mlp.down_proj", "intermediate_size", "hidden_size"),),
+        ),
+        Site(
+            path="output_layer",
+            kind=SiteKind.COLUMN,
+            pack=Concat(pad=True),
+            projections=(Projection(hf="lm_head", in_dim="hidden_size", out_dim="vocab_size"),),
+            all_linear=False,
+            tied=Tied(when="tie_word_embeddings", to="model.embed_tokens.weight"),
+        ),
+    ),
+    base_weights=(
+        BaseWeight(host="embedding.word_embeddings.weight", hf=("model.embed_tokens.weight",), pack=Concat(pad=True)),
+        BaseWeight(host=f"{_HOST}.self_attention.linear_qkv.layer_norm_weight", hf=(f"{_HF}.input_layernorm.weight",)),
+        BaseWeight(host=f"{_HOST}.self_attention.q_layernorm.weight", hf=(f"{_HF}.self_attn.q_norm.weight",)),
+        BaseWeight(host=f"{_HOST}.self_attention.k_layernorm.weight", hf=(f"{_HF}.self_attn.k_norm.weight",)),
+        BaseWeight(host=f"{_HOST}.mlp.linear_fc1.layer_norm_weight", hf=(f"{_HF}.post_attention_layernorm.weight",)),
+        BaseWeight(host="decoder.final_layernorm.weight", hf=("model.norm.weight",)),
+    ),
+)
