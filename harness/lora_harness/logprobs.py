@@ -49,9 +49,7 @@ def token_logprobs(
         temperature: the one that the completions were sampled with.
         tp_group: ranks that share the vocabulary, in column order; None when this rank holds all of it.
     """
-    assert logits.shape[:-1] == targets.shape, (
-        f"logits {list(logits.shape)} do not fit targets {list(targets.shape)}"
-    )
+    assert logits.shape[:-1] == targets.shape, f"logits {list(logits.shape)} do not fit targets {list(targets.shape)}"
     rank = dist.get_rank(tp_group) if tp_group is not None else 0
     start = rank * logits.shape[-1]
     columns = min(max(vocab_size - start, 0), logits.shape[-1])
@@ -60,8 +58,7 @@ def token_logprobs(
 
 
 class _SelectedLogProb(torch.autograd.Function):
-    """Saves the logits (which live anyway) and one number a row; probabilities are recomputed in the backward
-    pass."""
+    """Saves the logits (which live anyway) and two numbers a row; the backward pass recomputes."""
 
     @staticmethod
     def forward(
@@ -84,7 +81,7 @@ class _SelectedLogProb(torch.autograd.Function):
         if group is not None:
             dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=group)
         for piece in _pieces(rows):
-            shifted = rows[piece].float().mul_(inverse_temperature).sub_(maximum[piece, None])
+            shifted = _shifted(rows[piece], inverse_temperature, maximum[piece])
             sums[2, piece] = _at_owned(shifted, local[piece])
             weights = shifted.exp()
             sums[0, piece] = weights.sum(dim=1)
@@ -92,7 +89,7 @@ class _SelectedLogProb(torch.autograd.Function):
         if group is not None:
             dist.all_reduce(sums, group=group)
         log_normaliser = sums[0].log()
-        ctx.save_for_backward(logits, local, maximum + log_normaliser)
+        ctx.save_for_backward(logits, local, maximum, log_normaliser)
         ctx.columns, ctx.inverse_temperature = columns, inverse_temperature
         logprobs = (sums[2] - log_normaliser).view_as(targets)
         entropy = (log_normaliser - sums[1] / sums[0]).view_as(targets)
@@ -101,15 +98,15 @@ class _SelectedLogProb(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        logits, local, log_sum_exp = ctx.saved_tensors
+        logits, local, maximum, log_normaliser = ctx.saved_tensors
         grad_rows = (grads[0].reshape(-1) * ctx.inverse_temperature).float()
         grad_logits = torch.empty_like(logits, memory_format=torch.contiguous_format)
         grad_flat = grad_logits.view(-1, logits.shape[-1])
         grad_flat[:, ctx.columns :] = 0
         rows = logits.reshape(-1, logits.shape[-1])[:, : ctx.columns]
         for piece in _pieces(rows):
-            scores = rows[piece].float().mul_(ctx.inverse_temperature).sub_(log_sum_exp[piece, None])
-            minus_softmax = scores.exp_().neg_()
+            shifted = _shifted(rows[piece], ctx.inverse_temperature, maximum[piece])
+            minus_softmax = shifted.sub_(log_normaliser[piece, None]).exp_().neg_()
             target = local[piece].clamp(0, ctx.columns - 1)
             minus_softmax.scatter_add_(1, target[:, None], _owned(local[piece], ctx.columns).float()[:, None])
             grad_flat[piece, : ctx.columns] = minus_softmax.mul_(grad_rows[piece, None])
@@ -121,6 +118,11 @@ def _pieces(rows: Tensor) -> list[slice]:
         return []
     size = max(1, CHUNK_ELEMENTS // rows.shape[1])
     return [slice(begin, min(begin + size, rows.shape[0])) for begin in range(0, rows.shape[0], size)]
+
+
+def _shifted(rows: Tensor, scale: float, maximum: Tensor) -> Tensor:
+    """``rows * scale - maximum`` in fp32, in memory of its own: the caller works in place and logits must stay."""
+    return rows.to(torch.float32, copy=True).mul_(scale).sub_(maximum[:, None])
 
 
 def _owned(local: Tensor, columns: int) -> Tensor:

@@ -117,7 +117,7 @@ def policy_loss(
     if entropy is not None:
         statistics["entropy"] = entropy
 
-    loss = (per_token * _token_weights(mask, options.norm)).sum() / normaliser
+    loss = (per_token * _token_weights(mask, options.norm).to(per_token.dtype)).sum() / normaliser
     return loss, TokenStats.over(mask, statistics)
 
 
@@ -134,7 +134,7 @@ def logprob_gap(train_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) 
 def _token_weights(mask: Tensor, norm: LossNorm) -> Tensor:
     """[batch, sequence] weight of each token's loss before the division by the normaliser; 0 outside the
     mask."""
-    weights = mask.float()
+    weights = mask.double()
     if norm == "sequence":
         weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=1.0)
     return weights

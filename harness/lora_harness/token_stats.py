@@ -25,17 +25,13 @@ class TokenStats:
     maxima: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def over(
-        cls, mask: Tensor, means: dict[str, Tensor], maxima: dict[str, Tensor] | None = None
-    ) -> TokenStats:
+    def over(cls, mask: Tensor, means: dict[str, Tensor], maxima: dict[str, Tensor] | None = None) -> TokenStats:
         """Statistics of per-token tensors, all of the shape of the boolean `mask`."""
 
         def largest(values: Tensor) -> Tensor:
             kept = values.detach()[mask].double()
             return (
-                kept.max()
-                if kept.numel()
-                else torch.full((), float("-inf"), dtype=torch.float64, device=mask.device)
+                kept.max() if kept.numel() else torch.full((), float("-inf"), dtype=torch.float64, device=mask.device)
             )
 
         return cls(
@@ -64,9 +60,7 @@ class TokenStats:
             stacked = torch.stack(list(maxima.values()))
             dist.all_reduce(stacked, op=dist.ReduceOp.MAX, group=group)
             maxima = dict(zip(maxima, stacked.unbind(), strict=True))
-        return TokenStats(
-            tokens=sums[0], sums=dict(zip(self.sums, sums[1:].unbind(), strict=True)), maxima=maxima
-        )
+        return TokenStats(tokens=sums[0], sums=dict(zip(self.sums, sums[1:].unbind(), strict=True)), maxima=maxima)
 
     def values(self) -> dict[str, float]:
         """Means by the name of their sum, and maxima by theirs. Over no token every one is 0."""

@@ -35,9 +35,7 @@ def _diagnostic(key: str, last: str, item: Any, model: type[BaseModel]) -> Diagn
             return Diagnostic(subject=f"{key}.kind", reason="is required", cure=f"use one of {_tags(item)}")
         case "union_tag_invalid":
             tag = item["ctx"]["tag"]
-            return Diagnostic(
-                subject=f"{key}.kind", reason=f"{tag!r} is unknown", cure=f"use one of {_tags(item)}"
-            )
+            return Diagnostic(subject=f"{key}.kind", reason=f"{tag!r} is unknown", cure=f"use one of {_tags(item)}")
     reason = f"{item['input']!r} is not accepted ({item['msg'][0].lower()}{item['msg'][1:]})"
     return Diagnostic(subject=key, reason=reason, cure=f"expected: {_description(model, last)}")
 

@@ -49,9 +49,7 @@ def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> None:
         key = key.strip()
         names = key.split(".")
         if not equals or not all(names):
-            raise LoraError(
-                f"--set {override}", reason="is not KEY=VALUE", cure="write e.g. --set optimizer.lr=1e-4"
-            )
+            raise LoraError(f"--set {override}", reason="is not KEY=VALUE", cure="write e.g. --set optimizer.lr=1e-4")
         if key in seen:
             raise LoraError(f"--set {override}", reason=f"{key} is set twice", cure="keep one of the two")
         seen.add(key)
@@ -60,9 +58,7 @@ def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> None:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
                 parent = ".".join(names[:depth])
-                raise LoraError(
-                    f"--set {override}", reason=f"{parent} is not a table", cure=f"set {parent} itself"
-                )
+                raise LoraError(f"--set {override}", reason=f"{parent} is not a table", cure=f"set {parent} itself")
         table[names[-1]] = _toml_value(text.strip())
 
 

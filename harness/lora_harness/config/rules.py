@@ -140,9 +140,7 @@ def one_source_of_held_out_rows(task: t.PromptSection) -> Iterator[Diagnostic]:
 
 
 def generator_params_are_free(task: t.PromptSection) -> Iterator[Diagnostic]:
-    taken = {t.ReasoningGymTask: ("seed", "size"), t.FunctionTask: ("split", "count", "seed")}.get(
-        type(task), ()
-    )
+    taken = {t.ReasoningGymTask: ("seed", "size"), t.FunctionTask: ("split", "count", "seed")}.get(type(task), ())
     for key in taken:
         if key in getattr(task, "params", {}):
             yield Diagnostic(

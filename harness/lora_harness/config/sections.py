@@ -34,12 +34,8 @@ class Section(BaseModel):
 
 
 class ModelSection(Section):
-    path: PathOption = Field(
-        description="local Hugging Face directory: config.json, *.safetensors, tokenizer files"
-    )
-    plugin: str | None = Field(
-        default=None, description="name of the model plugin; by default found from model_type"
-    )
+    path: PathOption = Field(description="local Hugging Face directory: config.json, *.safetensors, tokenizer files")
+    plugin: str | None = Field(default=None, description="name of the model plugin; by default found from model_type")
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="dtype of the base model's weights and forward"
     )
@@ -59,9 +55,7 @@ class LoraSection(Section):
         min_length=1,
         description="list of projection names, wildcards or 'all-linear'",
     )
-    exclude_modules: Names = Field(
-        default=(), description="list of names or wildcards taken away from the targets"
-    )
+    exclude_modules: Names = Field(default=(), description="list of names or wildcards taken away from the targets")
     scope: Literal["all", "language", "vision"] = Field(
         default="all",
         description="region of a multimodal model that is adapted: 'all', 'language' or 'vision'",
@@ -79,9 +73,7 @@ class ParallelSection(Section):
     sequence_parallel: bool = Field(
         default=False, description="split activations between TP regions along the sequence"
     )
-    micro_batch_size: int = Field(
-        default=8, ge=1, description="sequences in one forward pass of one rank, 1 or more"
-    )
+    micro_batch_size: int = Field(default=8, ge=1, description="sequences in one forward pass of one rank, 1 or more")
 
 
 class RolloutSection(Section):
@@ -96,9 +88,7 @@ class RolloutSection(Section):
 
 
 class AlgorithmSection(Section):
-    prompts_per_step: int = Field(
-        default=16, ge=1, description="different prompts in one training step, 1 or more"
-    )
+    prompts_per_step: int = Field(default=16, ge=1, description="different prompts in one training step, 1 or more")
     group_size: int = Field(
         default=8, ge=2, description="completions per prompt, 2 or more (1 makes every advantage zero)"
     )
@@ -156,15 +146,11 @@ class OptimizerSection(Section):
     )
     eps: float = Field(default=1e-8, gt=0, description="AdamW epsilon, above 0")
     weight_decay: float = Field(default=0.0, ge=0, description="decoupled weight decay, 0 or more")
-    clip_grad: float = Field(
-        default=1.0, ge=0, description="largest global gradient norm; 0 turns clipping off"
-    )
+    clip_grad: float = Field(default=1.0, ge=0, description="largest global gradient norm; 0 turns clipping off")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="learning rate after the warmup"
     )
-    warmup_steps: int = Field(
-        default=0, ge=0, description="steps over which the rate rises linearly to lr, 0 or more"
-    )
+    warmup_steps: int = Field(default=0, ge=0, description="steps over which the rate rises linearly to lr, 0 or more")
     min_lr: float | None = Field(
         default=None, ge=0, description="learning rate that 'linear' or 'cosine' ends at; default 0"
     )
@@ -182,6 +168,4 @@ class EvalSection(Section):
         default=0, ge=0, description="steps between evaluations; 0 evaluates before and after training only"
     )
     temperature: float = Field(default=0.0, ge=0, description="sampling temperature; 0 is greedy")
-    samples: int = Field(
-        default=1, ge=1, description="completions per prompt, 1 or more; the reward is their mean"
-    )
+    samples: int = Field(default=1, ge=1, description="completions per prompt, 1 or more; the reward is their mean")

@@ -16,9 +16,7 @@ class PromptSection(Section):
     """What every kind of task shares: how a prompt is put before the model."""
 
     template: str = Field(default="{prompt}", description="text around the prompt; must contain {prompt}")
-    chat_template: bool = Field(
-        default=False, description="render the prompt through the tokenizer's chat template"
-    )
+    chat_template: bool = Field(default=False, description="render the prompt through the tokenizer's chat template")
     system_prompt: str | None = Field(default=None, description="system message; needs chat_template = true")
     answer_tag: str | None = Field(
         default=None,
@@ -30,9 +28,7 @@ class PromptSection(Section):
 class ReasoningGymTask(PromptSection):
     kind: Literal["reasoning_gym"]
     dataset: str = Field(description="name of a reasoning-gym data set, e.g. 'chain_sum'")
-    params: dict[str, Any] = Field(
-        default={}, description="table of the data set's own options; not seed and size"
-    )
+    params: dict[str, Any] = Field(default={}, description="table of the data set's own options; not seed and size")
 
 
 class JsonlTask(PromptSection):
@@ -61,13 +57,9 @@ class JsonlTask(PromptSection):
 
 class FunctionTask(PromptSection):
     kind: Literal["function"]
-    prompts: ImportPath = Field(
-        description="'module:function' called as function(split, count, seed, **params)"
-    )
+    prompts: ImportPath = Field(description="'module:function' called as function(split, count, seed, **params)")
     reward: ImportPath = Field(description="'module:function' called as function(example, completion)")
-    params: dict[str, Any] = Field(
-        default={}, description="table of keyword arguments handed to the prompts function"
-    )
+    params: dict[str, Any] = Field(default={}, description="table of keyword arguments handed to the prompts function")
 
 
 TaskSection = Annotated[ReasoningGymTask | JsonlTask | FunctionTask, Field(discriminator="kind")]
