@@ -1,7 +1,7 @@
 """Finding plugins: installed ones through the entry-point group `lora_plugins`, single files by path.
 
-Every entry point is loaded behind a guard of its own: a broken plugin is a row with its reason and never keeps
-the others from loading. `selection` picks one of the rows for a run.
+Every entry point is loaded behind a guard of its own: a broken plugin is a row with its reason, and the others
+load all the same. `selection` picks one of the rows for a run.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from lora_plugins_sdk.discovered import DiscoveredPlugin, PluginStatus, mark_duplicates
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.examine import architectures_of, check_api
+from lora_plugins_sdk.trace import trace_wanted
 
 GROUP = "lora_plugins"
 LOAD_VARIABLE = "LORA_PLUGINS_LOAD"
@@ -35,12 +36,13 @@ def discover(
     Args:
         files: Python files that hold a plugin each, without packaging.
         environ: stands in for `os.environ`. `LORA_PLUGINS_LOAD=a,b` loads those alone,
-            `LORA_PLUGINS_DISABLE=c` leaves `c` out; a plugin left out is not imported and shows as `disabled`.
+            `LORA_PLUGINS_DISABLE=c` leaves `c` out; what is left out is not imported and shows as `disabled`.
 
     Raises:
-        LoraError: a file does not exist, or a variable names a plugin that is not installed.
+        LoraError: a file does not exist, a variable names a plugin that is not installed or has no meaning.
     """
     environ = os.environ if environ is None else environ
+    trace_wanted()  # a wrong value is the user's error, not that of the first plugin whose hook is called
     points = sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value))
     load, disable = _names(environ, LOAD_VARIABLE), _names(environ, DISABLE_VARIABLE)
     for variable, names in ((LOAD_VARIABLE, load), (DISABLE_VARIABLE, disable)):

@@ -51,8 +51,8 @@ def architectures_of(plugin: Any, name: str) -> tuple[Architecture, ...]:
         name: the name to register it under.
 
     Raises:
-        LoraError: it is a class, has a hook without `@hookimpl`, an unknown hook or argument, registers something
-            that is not an architecture, or nothing without being an observer.
+        LoraError: it is a class, has a hook without `@hookimpl`, an unknown hook or argument, or registers
+            something that is not an architecture, or nothing without being an observer.
     """
     if inspect.isclass(plugin):
         raise LoraError(f"plugin {name!r}", reason="is a class", cure="export an instance of it, or a module")

@@ -14,6 +14,7 @@ from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.errors import LoraError, raise_if_any
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.table import ParamRow, SitePlan
+from lora_plugins_sdk.trace import trace_if_asked
 
 if TYPE_CHECKING:
     import torch
@@ -26,10 +27,11 @@ DEFAULTS_NAME = "sdk-defaults"
 
 
 def new_manager() -> pluggy.PluginManager:
-    """A plugin manager that knows the hooks and holds the SDK's defaults."""
+    """A plugin manager that knows the hooks, holds the SDK's defaults and traces calls when asked to."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     manager.register(defaults, DEFAULTS_NAME)
+    trace_if_asked(manager)
     return manager
 
 

@@ -11,7 +11,6 @@ from lora_plugins_sdk.discovered import DiscoveredPlugin, PluginStatus
 from lora_plugins_sdk.discovery import discover
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.manager import SelectedPlugin, new_manager
-from lora_plugins_sdk.trace import trace_if_asked
 
 WORKING = (PluginStatus.OK, PluginStatus.DUPLICATE)
 
@@ -36,7 +35,6 @@ def load_plugin(
         LoraError: nothing serves it, several plugins do, or the selected plugin is broken or disabled.
     """
     assert (model_type is None) != (architecture is None), "give model_type or architecture"
-    environ = os.environ if environ is None else environ
     by_path = plugin is not None and is_path(plugin)
     rows = discover(files=[Path(plugin)] if plugin is not None and by_path else [], environ=environ)
     wanted = f"model type {model_type!r}" if model_type is not None else f"architecture {architecture!r}"
@@ -52,7 +50,6 @@ def load_plugin(
     for row in rows:
         if row is not chosen and row.status in WORKING and row.is_observer:
             manager.register(row.plugin, row.qualified_name)
-    trace_if_asked(manager, environ)
     return SelectedPlugin(
         name=chosen.name,
         version=chosen.version or "",

@@ -18,16 +18,21 @@ _short = reprlib.Repr()
 _short.maxother = _short.maxstring = 160
 
 
-def trace_if_asked(manager: pluggy.PluginManager, environ: Mapping[str, str]) -> None:
-    """Trace the manager's hook calls when the variable is `1`.
+def trace_wanted() -> bool:
+    """Whether the variable asks for a trace.
 
     Raises:
         LoraError: the variable is something else than `0`, `1` or empty.
     """
-    value = environ.get(TRACE_VARIABLE, "")
+    value = os.environ.get(TRACE_VARIABLE, "")
     if value not in ("", "0", "1"):
         raise LoraError(f"{TRACE_VARIABLE}={value}", reason="is neither 0 nor 1", cure="set it to 1, or unset it")
-    if value == "1":
+    return value == "1"
+
+
+def trace_if_asked(manager: pluggy.PluginManager) -> None:
+    """Trace the manager's hook calls when the variable asks for it."""
+    if trace_wanted():
         manager.add_hookcall_monitoring(_before, _after)
 
 

@@ -28,9 +28,7 @@ class OutputFormat(StrEnum):
 
 
 def describe(
-    architecture: Annotated[
-        str, typer.Argument(metavar="ARCH", help="Architecture, as `lora-plugins list` names it.")
-    ],
+    architecture: Annotated[str, typer.Argument(metavar="ARCH", help="Architecture, as `lora-plugins list` names it.")],
     hf_config: Annotated[Path, typer.Option(help="HF config.json, or a directory that holds one.")],
     tp: Annotated[int, typer.Option(help="Tensor parallel size.")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline parallel size.")] = 1,
@@ -41,16 +39,10 @@ def describe(
     alpha: Annotated[float, typer.Option(help="The delta is scaled by alpha / r.")] = _LORA.alpha,
     targets: Annotated[
         list[str] | None,
-        typer.Option(
-            help="`all-linear`, HF or Megatron names, paths, wildcards; commas or repeated. [all-linear]"
-        ),
+        typer.Option(help="`all-linear`, HF or Megatron names, paths, wildcards; commas or repeated. [all-linear]"),
     ] = None,
-    exclude: Annotated[
-        list[str] | None, typer.Option(help="Taken away from the targets; same vocabulary.")
-    ] = None,
-    scope: Annotated[
-        str, typer.Option(help="Part of a multimodal model: all, language or vision.")
-    ] = _LORA.scope,
+    exclude: Annotated[list[str] | None, typer.Option(help="Taken away from the targets; same vocabulary.")] = None,
+    scope: Annotated[str, typer.Option(help="Part of a multimodal model: all, language or vision.")] = _LORA.scope,
     dtype: Annotated[str, typer.Option(help="Storage dtype of the factors.")] = _LORA.dtype,
     plugin: Annotated[
         str | None,

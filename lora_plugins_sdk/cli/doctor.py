@@ -42,9 +42,7 @@ def doctor(
     packages = package_reports()
     plugins = discover()
     problems = [one.problem for one in packages if one.problem is not None]
-    problems += [
-        f"plugin {row.origin}: {row.status}: {row.error}" for row in plugins if row.status in TROUBLED
-    ]
+    problems += [f"plugin {row.origin}: {row.status}: {row.error}" for row in plugins if row.status in TROUBLED]
     if as_json:
         report = {
             "python": platform.python_version(),
@@ -60,10 +58,7 @@ def doctor(
         print(f"{DISTRIBUTION} {version(DISTRIBUTION)}, hook API {api}, Python {platform.python_version()}\n")
         print_table(
             ("PACKAGE", "VERSION", "WANTED", "FOR"),
-            [
-                (one.name, one.version or "not installed", one.wanted or "-", one.needed_by or "-")
-                for one in packages
-            ],
+            [(one.name, one.version or "not installed", one.wanted or "-", one.needed_by or "-") for one in packages],
         )
         print()
         print_table(
@@ -86,8 +81,7 @@ def package_reports() -> list[PackageReport]:
     # An extra includes others; the smallest that has a package is the one that brings it.
     extras = sorted(wanted, key=lambda extra: (extra != CORE, len(wanted[extra])))
     return [
-        _report(name, [(extra, wanted[extra][name]) for extra in extras if name in wanted[extra]])
-        for name in REPORTED
+        _report(name, [(extra, wanted[extra][name]) for extra in extras if name in wanted[extra]]) for name in REPORTED
     ]
 
 

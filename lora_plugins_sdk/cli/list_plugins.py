@@ -48,16 +48,12 @@ def as_record(row: DiscoveredPlugin) -> dict[str, Any]:
         "file": row.file,
         "requires_api": row.requires_api,
         "observer": row.is_observer,
-        "architectures": [
-            {"name": one.name, "model_types": list(one.model_types)} for one in row.architectures
-        ],
+        "architectures": [{"name": one.name, "model_types": list(one.model_types)} for one in row.architectures],
     }
 
 
 def _cells(row: DiscoveredPlugin) -> tuple[str, ...]:
-    architectures = (
-        "(observer)" if row.is_observer else ", ".join(one.name for one in row.architectures) or "-"
-    )
+    architectures = "(observer)" if row.is_observer else ", ".join(one.name for one in row.architectures) or "-"
     model_types = ", ".join(row.model_types) or "-"
     distribution = "(file)" if row.distribution is None else f"{row.distribution} {row.version}"
     return (row.name, str(row.status), architectures, model_types, distribution, row.source)
