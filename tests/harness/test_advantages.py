@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from lora_harness.advantages import STD_EPSILON, degenerate_share, group_advantages
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lora_harness.config import TrainConfig, dump_config, load_config, parse_config
+
+from lora_harness.config import ReasoningGymTask, TrainConfig, dump_config, load_config, parse_config
 from lora_harness.config.rules import RULES
 from lora_plugins_sdk.errors import LoraError
 
@@ -64,6 +65,7 @@ def test_overrides_are_typed_as_toml(file):
     assert config.steps == 7 and config.optimizer.lr == 1e-3
     assert config.lora.target_modules == ("q_proj", "v_proj")
     assert config.parallel.sequence_parallel and config.output == Path("runs/a=b")
+    assert isinstance(config.task, ReasoningGymTask)
     assert config.task.params == {"min_terms": 2, "ops": ["+"], "max_terms": 3}
 
 
@@ -191,7 +193,7 @@ def test_unreadable_files(tmp_path):
     with pytest.raises(LoraError, match="No such file"):
         load_config(tmp_path / "absent.toml")
     (tmp_path / "bad.toml").write_text("steps = \n")
-    with pytest.raises(LoraError, match="is not TOML: .*line 1"):
+    with pytest.raises(LoraError, match=r"is not TOML: .*line 1"):
         load_config(tmp_path / "bad.toml")
 
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from lora_harness.kl import kl_estimate, kl_penalty
 
 POLICY = torch.tensor([0.4, -1.0, 0.9, 0.1], dtype=torch.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from lora_harness.config import OptimizerSection
 from lora_harness.schedule import learning_rate
 
