@@ -28,7 +28,7 @@ class RankReport:
         pid: process id it had.
         outcome: how it stood.
         summary: one line: the exception, the exit code; empty otherwise.
-        stack: traceback of a rank that raised, python stacks of one that was still running, crash dump of one that died.
+        stack: traceback of a rank that raised, python stacks of a running one, crash dump of one that died.
         output: what the rank wrote to stdout and stderr during the case.
     """
 
@@ -40,9 +40,8 @@ class RankReport:
     output: str = ""
 
     def __str__(self) -> str:
-        parts = [
-            f"--- rank {self.rank} (pid {self.pid}) {self.outcome.value}{self.summary and ': ' + self.summary}"
-        ]
+        summary = f": {self.summary}" if self.summary else ""
+        parts = [f"--- rank {self.rank} (pid {self.pid}) {self.outcome.value}{summary}"]
         parts += [self.stack.rstrip()] if self.stack else []
         lines = self.output.rstrip().splitlines()
         if lines:
@@ -51,11 +50,11 @@ class RankReport:
 
 
 class WorldError(RuntimeError):
-    """A rank raised or died, or the world did not finish in time. The message holds every rank's traceback or stack.
+    """A rank raised or died, or time ran out. The message holds every rank's traceback or stack.
 
     Args:
         what: one line: which function on which layout failed how.
-        reports: one report per rank, in the order in which they were learnt of; kept in rank order as ``reports``.
+        reports: one report per rank, in order of arrival; kept in rank order as ``reports``.
     """
 
     def __init__(self, what: str, reports: Sequence[RankReport]) -> None:
@@ -67,7 +66,7 @@ class WorldError(RuntimeError):
 def describe_exit(code: int | None) -> str:
     """Words for an exit code as :func:`os.waitstatus_to_exitcode` gives it (negative: a signal)."""
     if code is None:
-        return "closed its connection but did not exit"
+        return "closed its connection, exit code unknown"
     if code < 0:
         return f"killed by {signal.Signals(-code).name}, exit code {code}"
     return f"exit code {code}"

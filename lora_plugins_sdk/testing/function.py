@@ -31,7 +31,7 @@ class FunctionReference:
         """Reference to `function`.
 
         Raises:
-            LoraError: a lambda, a nested function, a partial or anything else another process cannot look up by name.
+            LoraError: a lambda, a nested function, a partial: another process cannot look it up by name.
         """
         module = sys.modules.get(getattr(function, "__module__", ""))
         qualname = getattr(function, "__qualname__", "<locals>")
@@ -51,7 +51,7 @@ class FunctionReference:
         return cls(module=module.__name__, qualname=qualname, file=Path(file).resolve() if file else None)
 
     def resolve(self) -> Callable[..., Any]:
-        """Import the module, by name if that leads to the same file, else from the file, and return the function."""
+        """Import the module (by name if that leads to the same file, else from the file); its function."""
         return attrgetter(self.qualname)(self._import())
 
     def _import(self) -> ModuleType:
@@ -79,7 +79,7 @@ class FunctionReference:
         return file is not None and Path(file).resolve() == self.file
 
     def _extend_path(self, file: Path) -> None:
-        """Put the folder that holds the module's top package on ``sys.path`` (pytest's importlib mode leaves it off)."""
+        """Put the top package's folder on ``sys.path``; pytest's importlib mode leaves it off."""
         names = self.module.split(".")
         folders = (file.parent if file.name == "__init__.py" else file.with_suffix("")).parts
         if list(folders[-len(names) :]) == names:

@@ -1,7 +1,8 @@
-"""The process that imports torch and megatron-core once and then forks ranks from itself, in milliseconds each.
+"""The process that imports torch and megatron-core once and then forks ranks from itself, in milliseconds.
 
-Requests come over a SOCK_SEQPACKET socket, one a packet: ``fork`` with the rank's socket and log file attached, answered by the
-pid, and ``wait PID``, answered by the exit code or ``alive``. Forking is safe here because this process never starts a thread.
+Requests come over a SOCK_SEQPACKET socket, one a packet: ``fork`` with the rank's socket and log file
+attached, answered by the pid, and ``wait PID``, answered by the exit code or ``alive``. Forking is safe here
+because this process never starts a thread.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import contextlib
 import gc
 import os
 import shutil
+import signal
 import socket
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NoReturn
 
 from lora_plugins_sdk.hosts.cpu_shim import install_cpu_shim
 from lora_plugins_sdk.testing.rank import serve
@@ -22,7 +25,7 @@ _EXIT_SECONDS = 5.0
 
 
 def main(control: int, folder: str) -> None:
-    """Answer requests on the socket with descriptor `control` until it closes. Ranks keep their stack dumps in `folder`."""
+    """Answer requests on socket `control` until it closes. Ranks keep their stack dumps in `folder`."""
     requests = socket.socket(fileno=control)
     install_cpu_shim()  # imports most of megatron-core
     gc.freeze()  # what is imported by now is shared with the ranks: their collectors need not touch (copy) it
@@ -39,16 +42,16 @@ def main(control: int, folder: str) -> None:
         pid = os.fork()
         if pid == 0:
             requests.close()
-            _become_rank(*descriptors, Path(folder))
+            _become_rank(descriptors[0], descriptors[1], Path(folder))
         for descriptor in descriptors:
             os.close(descriptor)
         requests.send(str(pid).encode())
 
 
-def _become_rank(connection: int, log: int, folder: Path) -> None:
+def _become_rank(connection: int, log: int, folder: Path) -> NoReturn:
     code = 1
     try:
-        os.setsid()  # a group of its own: it is killed together with what it starts, and Ctrl-C leaves it to the parent
+        os.setsid()  # a group of its own, killed together with what it starts
         os.dup2(log, 1)
         os.dup2(log, 2)
         serve(Connection(connection), folder / f"{os.getpid()}.stack")
@@ -58,11 +61,12 @@ def _become_rank(connection: int, log: int, folder: Path) -> None:
 
 
 def _exit_code(pid: int) -> str:
+    """Wait for a rank that has closed its connection or was killed, and end its process group."""
     deadline = time.monotonic() + _EXIT_SECONDS
     while time.monotonic() < deadline:
-        with contextlib.suppress(ChildProcessError):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                return str(os.waitstatus_to_exitcode(status))
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # what the rank started; only now, while the id is still taken
+            return str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         time.sleep(0.005)
     return "alive"

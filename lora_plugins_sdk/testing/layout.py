@@ -41,9 +41,7 @@ class Layout(RunFacts):
             LoraError: called outside a rank of :func:`run_world`, or on a layout the rank is not in.
         """
         if self != current_layout():
-            raise LoraError(
-                str(self), reason=f"this rank runs in layout {current_layout()}", cure="use current_run()"
-            )
+            raise LoraError(str(self), reason=f"this rank runs in layout {current_layout()}", cure="use current_run()")
         from lora_plugins_sdk.parallel_run import ParallelRun
 
         return ParallelRun.from_megatron(sequence_parallel=self.sequence_parallel)

@@ -1,4 +1,4 @@
-"""Idle ranks kept for the next case: importing torch and megatron-core costs seconds, a case often less than one."""
+"""Idle ranks kept for the next case: importing torch and megatron-core costs seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Iterable
 
-from lora_plugins_sdk.testing.messages import Ready
 from lora_plugins_sdk.testing.processes import Launcher, RankProcess
 
 IDLE_LIMIT = 4
@@ -15,7 +14,7 @@ _READY_SECONDS = 60.0
 
 
 class RankPool:
-    """The ranks of one parent process. Ranks are handed out in a stable order, so equal worlds get the same processes."""
+    """The ranks of one parent process, handed out in a stable order: equal worlds get equal processes."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -30,20 +29,27 @@ class RankPool:
             RuntimeError: no rank can be started; the message has the output of the process that failed.
         """
         with self._lock:
-            self._launcher = self._launcher or Launcher()
-            used, self._idle = self._idle[:count], self._idle[count:]
-            ranks = used + [RankProcess(self._launcher) for _ in range(count - len(used))]
-            for index, rank in enumerate(ranks):
-                if index < len(used) and not _is_ready(rank):  # the last case left it in a bad state
+            if self._launcher is not None and not self._launcher.alive:
+                self._end()
+            launcher = self._launcher = self._launcher or Launcher()
+            ranks, self._idle = self._idle[:count], self._idle[count:]
+            try:
+                used = [rank.is_ready(_READY_SECONDS) for rank in ranks]
+                for rank in [rank for rank, ready in zip(ranks, used, strict=True) if not ready]:
+                    ranks.remove(rank)
                     rank.kill()
-                    ranks[index] = rank = RankProcess(self._launcher)
-                    used = used[:index]
-                if index >= len(used) and not _is_ready(rank):
-                    output = rank.read_output()
-                    for one in ranks:
-                        one.kill()
-                    raise RuntimeError(f"a test rank could not start:\n{output}")
-                rank.read_output()  # belongs to no case
+                fresh = [RankProcess(launcher) for _ in range(count - len(ranks))]
+                ranks += fresh
+                for rank in fresh:
+                    if not rank.is_ready(_READY_SECONDS):
+                        raise RuntimeError(f"a test rank could not start:\n{rank.read_output()}")
+            except BaseException:
+                for rank in ranks:
+                    rank.kill()
+                self._end()
+                raise
+            for rank in ranks:
+                rank.read_output()  # of no case
             return ranks
 
     def release(self, ranks: Iterable[RankProcess]) -> None:
@@ -57,22 +63,17 @@ class RankPool:
 
     def close(self) -> None:
         """End every idle rank and the launcher."""
-        if os.getpid() != self.owner:  # a fork of the parent shares the handles but owns no rank
-            return
         with self._lock:
-            for rank in self._idle:
-                rank.kill()
-            self._idle = []
-            if self._launcher is not None:
-                self._launcher.close()
-                self._launcher = None
+            if os.getpid() == self.owner:  # a fork of the parent shares the handles but owns no rank
+                self._end()
 
-
-def _is_ready(rank: RankProcess) -> bool:
-    try:
-        return rank.connection.poll(_READY_SECONDS) and isinstance(rank.connection.recv(), Ready)
-    except (EOFError, OSError):
-        return False
+    def _end(self) -> None:
+        for rank in self._idle:
+            rank.kill()
+        self._idle = []
+        if self._launcher is not None:
+            self._launcher.close()
+            self._launcher = None
 
 
 _pool: RankPool | None = None

@@ -13,18 +13,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-# Set by torchrun and friends for the parent's own world; a rank that sees them would join, or number itself by, the wrong one.
-_FOREIGN = (
-    "MASTER_",
-    "TORCHELASTIC_",
-    "GROUP_",
-    "ROLE_",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "RANK",
-    "WORLD_SIZE",
-    "SLURM_",
-)
+from lora_plugins_sdk.testing.messages import Ready
+
+# What torchrun sets for the parent's own world: a rank that saw it would take it for its own.
+_TORCHRUN = {
+    *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
+}
+_IMPORT_SECONDS = 180.0
 _OWN = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -36,10 +32,10 @@ _OWN = {
 
 def rank_environment() -> dict[str, str]:
     """The parent's environment as its ranks see it."""
-    return {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)} | _OWN
-
-
-_IMPORT_SECONDS = 180.0
+    kept = {
+        key: value for key, value in os.environ.items() if key not in _TORCHRUN and not key.startswith("TORCHELASTIC_")
+    }
+    return kept | _OWN
 
 
 class Launcher:
@@ -50,37 +46,53 @@ class Launcher:
         self.folder = Path(self._folder.name)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(_IMPORT_SECONDS)
-        program = f"from lora_plugins_sdk.testing.launcher import main; main({theirs.fileno()}, {self._folder.name!r})"
+        arguments = f"{theirs.fileno()}, {self._folder.name!r}"
+        program = f"from lora_plugins_sdk.testing.launcher import main; main({arguments})"
         self.log = self.folder / "launcher.log"
         with theirs, self.log.open("w") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-P", "-c", program],
                 pass_fds=[theirs.fileno()],
-                env=rank_environment()
-                | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                env=rank_environment() | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can fork more ranks."""
+        return self._process.poll() is None
+
     def fork(self, connection: int, log: int) -> int:
-        """Fork a rank that talks over socket `connection` and writes to file `log`; returns its pid."""
-        return int(self._ask("fork", connection, log))
+        """Fork a rank that talks over socket `connection` and writes to file `log`; returns its pid.
+
+        Raises:
+            RuntimeError: the launcher could not import megatron-core, or was killed.
+        """
+        answer = self._ask("fork", connection, log)
+        if not answer:
+            raise RuntimeError(f"the process that starts test ranks failed:\n{self.log.read_text()}")
+        return int(answer)
 
     def exit_code(self, pid: int) -> int | None:
-        """Exit code of the ended rank `pid` (negative: signal), or None if it does not end within seconds."""
+        """Exit code of the ended rank `pid` (negative: signal), or None if unknown."""
         answer = self._ask(f"wait {pid}")
-        return None if answer == "alive" else int(answer)
+        return int(answer) if answer and answer != "alive" else None
 
     def _ask(self, message: str, *descriptors: int) -> str:
+        """The answer; empty if the launcher is dead or does not answer, and then it is killed."""
+        answer = b""
         try:
             socket.send_fds(self._control, [message.encode()], list(descriptors))
             answer = self._control.recv(64)
         except OSError:
-            answer = b""
-        if not answer:
-            raise RuntimeError(f"the process that starts test ranks ended or hangs:\n{self.log.read_text()}")
+            pass
+        finally:
+            if not answer:  # also when interrupted: a late answer would be taken for the next question's
+                self._process.kill()
+                self._process.wait()
         return answer.decode()
 
     def close(self) -> None:
@@ -106,6 +118,13 @@ class RankProcess:
         self.connection: Connection[Any, Any] = Connection(ours.detach())
         self._exit_code: int | None = None
         self.stack_file = launcher.folder / f"{self.pid}.stack"
+
+    def is_ready(self, timeout: float) -> bool:
+        """Wait until the rank is ready for a case; whether it is within `timeout` seconds."""
+        try:
+            return self.connection.poll(timeout) and isinstance(self.connection.recv(), Ready)
+        except (EOFError, OSError):
+            return False
 
     def read_output(self) -> str:
         """What the rank wrote to stdout and stderr since the last call."""

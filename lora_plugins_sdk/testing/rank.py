@@ -37,7 +37,7 @@ def serve(connection: Connection, stack_file: Path) -> None:
         while True:
             connection.send(Ready())
             connection.send(_run(connection.recv()))
-            # A rank that is done keeps its groups until all are: closing them would break the slower peers' last collective.
+            # A rank that is done keeps its groups until all are done: a slower peer may still need them.
             connection.recv()
             _leave_world()
     except (EOFError, ConnectionError):
@@ -45,7 +45,7 @@ def serve(connection: Connection, stack_file: Path) -> None:
 
 
 def watch_parent(descriptor: int) -> None:
-    """Kill this rank, and whatever it started, as soon as the other end of the socket `descriptor` is closed."""
+    """Kill this rank, and what it started, as soon as the other end of the socket `descriptor` is closed."""
     poll = select.poll()
     poll.register(descriptor, 0)  # hang-ups are reported always; the main thread does the reading
     poll.poll()
@@ -62,9 +62,7 @@ def _run(case: Case) -> Returned | Raised:
         args, kwargs = pickle.loads(case.arguments)
         _enter_world(case)
         return Returned(value=_pickle(function(*args, **kwargs)))
-    except (
-        BaseException
-    ) as error:  # pytest's Skipped and SystemExit too: nothing a rank does may pass for success
+    except BaseException as error:  # pytest's Skipped and SystemExit too: nothing a rank does may pass for success
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         return Raised(
             summary="".join(traceback.format_exception_only(error)).strip().splitlines()[0],
@@ -78,9 +76,7 @@ def _enter_world(case: Case) -> None:
         init_method=case.store.as_uri(),
         rank=case.rank,
         world_size=case.layout.world_size,
-        timeout=timedelta(
-            seconds=case.timeout + 60
-        ),  # the parent's timeout comes first: it can show the stacks
+        timeout=timedelta(seconds=case.timeout + 60),  # the parent's timeout comes first: it can show the stacks
     )
     initialize_megatron(case.layout)
     enter_layout(case.layout)

@@ -1,4 +1,4 @@
-"""Python stacks of another process: it dumps them into a file when it is sent a signal, even while it hangs."""
+"""Python stacks of another process: it dumps them into a file when signalled, even while it hangs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _file: TextIO | None = None
 
 
 def serve_stacks(path: Path) -> None:
-    """In the process to be watched: answer :data:`STACK_SIGNAL`, and crashes such as SIGSEGV, with a dump into `path`."""
+    """In the watched process: on :data:`STACK_SIGNAL` or a crash (SIGSEGV) dump stacks into `path`."""
     global _file  # faulthandler keeps the descriptor only; the object must outlive the call
     _file = path.open("w")
     faulthandler.enable(_file)
@@ -45,6 +45,4 @@ def request_stacks(paths: Mapping[int, Path]) -> dict[int, str]:
 def _python_threads(dump: str, pid: int) -> str:
     """The dump without the thread that only watches for the parent's death."""
     threads = [thread for thread in dump.split("\n\n") if "in watch_parent" not in thread]
-    return (
-        "\n\n".join(threads) or f"(pid {pid} gave no stack within {_ANSWER_SECONDS:.0f} s: stopped, or dead)"
-    )
+    return "\n\n".join(threads) or f"(pid {pid} gave no stack within {_ANSWER_SECONDS:.0f} s: stopped, or dead)"

@@ -1,4 +1,4 @@
-"""Run a function on every rank of a small gloo world and get what each rank returned, or every rank's stack."""
+"""Run a function on every rank of a small gloo world: what each rank returned, or every rank's stack."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _GRACE_SECONDS = 0.3
 def run_world(
     fn: Callable[..., Any], layout: Layout, /, *args: Any, timeout: float = 120.0, **kwargs: Any
 ) -> list[Any]:
-    """Run ``fn(*args, **kwargs)`` on every rank of a fresh world with megatron-core's parallel state built for `layout`.
+    """Run ``fn(*args, **kwargs)`` on every rank of a fresh world.
 
-    The ranks are processes that are kept for later cases. In each: one torch thread, equal seeds, the CPU shim, gloo, the
-    caller's environment, working folder and import path. What a rank prints is printed here, line by line with its rank.
+    The ranks are processes that are kept for later cases. In each: megatron-core's parallel state for
+    `layout` over gloo, the CPU shim, one torch thread, equal seeds, the caller's environment, working
+    folder and import path. What a rank prints is printed here, each line with its rank.
 
     Args:
         fn: a function at the top level of a module; a test file will do.
@@ -42,7 +43,7 @@ def run_world(
         Each rank's return value in rank order, tensors on the CPU.
 
     Raises:
-        WorldError: a rank raised or died, or time ran out; the message has the traceback or stack of every rank.
+        WorldError: a rank raised or died, or time ran out; it shows every rank's traceback or stack.
         LoraError: `fn` cannot be found by name, or an argument cannot be pickled.
         RuntimeError: the ranks cannot be started.
     """
@@ -84,15 +85,13 @@ def run_world(
 
 
 def _collect(case: str, ranks: Sequence[RankProcess], timeout: float) -> list[bytes]:
-    """Each rank's pickled value. At the first failure, or when time runs out, judge all ranks and raise WorldError."""
+    """Each rank's pickled value; at the first failure, or when time runs out, WorldError."""
     deadline = time.monotonic() + timeout
     returned: dict[int, bytes] = {}
     failed: dict[int, RankReport] = {}  # in order of arrival
     while len(returned) + len(failed) < len(ranks):
         waiting = {
-            rank.connection: index
-            for index, rank in enumerate(ranks)
-            if index not in returned and index not in failed
+            rank.connection: index for index, rank in enumerate(ranks) if index not in returned and index not in failed
         }
         arrived = wait(list(waiting), max(0.0, deadline - time.monotonic()))
         if not arrived:
@@ -145,9 +144,7 @@ def _report_others(
     ranks: Sequence[RankProcess], failed: dict[int, RankReport], returned: dict[int, bytes]
 ) -> list[RankReport]:
     running = {
-        rank.pid: rank.stack_file
-        for index, rank in enumerate(ranks)
-        if index not in failed and index not in returned
+        rank.pid: rank.stack_file for index, rank in enumerate(ranks) if index not in failed and index not in returned
     }
     stacks = request_stacks(running)
     return [
