@@ -1,7 +1,7 @@
-"""Everything in megatron-core that assumes CUDA and stands in the way of a dense model on a CPU, lifted in one place.
+"""What in megatron-core assumes CUDA and stands in the way of a dense model on a CPU, lifted in one place.
 
-Valid for megatron-core 0.16 and 0.19: training forward and backward with TP, SP, PP, DP, activation recompute and
-megatron-core's own schedules and DistributedDataParallel. Not lifted: MoE, context parallelism, megatron-core's optimizers.
+For megatron-core 0.16 and 0.19: training with TP, SP, PP, DP and activation recompute, through megatron-core's own
+schedules and DistributedDataParallel. Not lifted: MoE, context parallelism, megatron-core's optimizers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _NoStream:
 
 def _lift_torch_cuda() -> None:
     cpu, stream = torch.device("cpu"), _NoStream()
-    # Obstacle: `device=torch.cuda.current_device()` in parameter creation, mappings, p2p buffers, gradient buffers, rope.
+    # Obstacle: `device=torch.cuda.current_device()` for parameters, rope, collectives, p2p and gradient buffers.
     torch.cuda.current_device = lambda: cpu  # type: ignore[assignment]
     # Obstacle: p2p_communication synchronizes after each batch_isend_irecv.
     torch.cuda.synchronize = lambda device=None: None
@@ -53,16 +53,16 @@ def _lift_torch_cuda() -> None:
 def _lift_rng() -> None:
     from megatron.core.tensor_parallel import random
 
-    # Obstacle: the tracker saves and restores CUDA generator states whenever it forks (under SP, in weight init).
-    # Its inference variant forks nothing; the models built here have no dropout that would need distinct states.
+    # Obstacle: the tracker saves and restores CUDA generator states when it forks (under SP, in weight init).
+    # Its inference variant forks nothing; the base has no dropout that would need distinct states.
     random.initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
-    # Obstacle: activation recompute saves the CUDA generator's state; the CPU's is saved next to it and is enough.
+    # Obstacle: activation recompute saves the CUDA generator's state. The CPU's, saved next to it, is enough.
     random._get_cuda_rng_state = lambda *args, **kwargs: torch.empty(0, dtype=torch.uint8)
     random._set_cuda_rng_state = lambda *args, **kwargs: None
 
 
 class _TorchWithoutCuda(ModuleType):
-    """`torch` as one megatron-core module sees it: a literal `device="cuda"` in `torch.zeros` means the CPU."""
+    """`torch` as one megatron-core module sees it: `device="cuda"` in `torch.zeros` means the CPU."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -83,11 +83,11 @@ def _lift_tied_embedding() -> None:
 
     set_up = LanguageModule.setup_embeddings_and_output_layer
 
-    # Obstacle: `weight.data.cuda()` on the copies of a tied embedding under PP, which cannot be told otherwise.
+    # Obstacle: `weight.data.cuda()` on the copies of a tied embedding under PP.
     @functools.wraps(set_up)
     def without_cuda(self: LanguageModule) -> None:
         original = torch.Tensor.cuda
-        torch.Tensor.cuda = lambda tensor, *args, **kwargs: tensor
+        torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[assignment]
         try:
             set_up(self)
         finally:

@@ -12,7 +12,7 @@ from lora_plugins_sdk.run import RunFacts
 
 
 def initialize_megatron(facts: RunFacts, *, seed: int = 0) -> ParallelRun:
-    """Install the CPU shim where it is needed, create megatron-core's groups and describe this rank's place in them.
+    """Install the CPU shim if needed, create megatron-core's groups and describe this rank's place in them.
 
     Without an initialised default process group, a world of this one process is made.
 
@@ -28,7 +28,8 @@ def initialize_megatron(facts: RunFacts, *, seed: int = 0) -> ParallelRun:
     install_cpu_shim()
     cuda = torch.cuda.is_available()
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if cuda else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=0, world_size=1)
     ranks = facts.tp * facts.pp * facts.cp * facts.dp
     if ranks != dist.get_world_size():
         raise LoraError(
@@ -40,7 +41,7 @@ def initialize_megatron(facts: RunFacts, *, seed: int = 0) -> ParallelRun:
         tensor_model_parallel_size=facts.tp,
         pipeline_model_parallel_size=facts.pp,
         context_parallel_size=facts.cp,
-        create_gloo_process_groups=False,  # on a CPU every group is gloo already; elsewhere nothing here needs them
+        create_gloo_process_groups=False,  # on a CPU all groups are gloo; elsewhere nothing needs them
     )
     if cuda:
         tensor_parallel.model_parallel_cuda_manual_seed(seed)

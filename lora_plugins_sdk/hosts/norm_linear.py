@@ -13,9 +13,9 @@ from lora_plugins_sdk.hosts.rms_norm import norm_weight, rms_norm
 class TorchLayerNormColumnParallelLinear(ColumnParallelLinear):
     """Norm, then column-parallel linear; parameters `layer_norm_weight` [in] and `weight` [out / tp, in].
 
-    With `return_layernorm_output` set (an attribute, as in Transformer Engine) forward returns `((out, normed), bias)`, where
-    `normed` is this rank's normed input: [s / tp, b, in] under SP, not gathered. Whoever consumes it adds to its gradient;
-    without SP that contribution is not summed over TP here.
+    With the attribute `return_layernorm_output` set (as in Transformer Engine) forward returns `((out, normed), bias)`,
+    where `normed` is this rank's normed input: [s / tp, b, in] under SP, not gathered. Gradients that come in through
+    `normed` are added as they are: without SP, a consumer that is split over TP has to sum its part over TP itself.
     """
 
     def __init__(self, input_size: int, output_size: int, *, config: Any, **kwargs: Any) -> None:

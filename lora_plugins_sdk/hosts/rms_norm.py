@@ -11,7 +11,7 @@ from torch import Tensor, nn
 def norm_weight(size: int, config: Any) -> nn.Parameter:
     """A neutral norm weight of `[size]`: ones, or zeros where the gain is stored zero-centred.
 
-    Under SP each rank sees its own tokens only, so the gradient is partial; megatron-core sums it by `sequence_parallel`.
+    Under SP a rank sees its own tokens only; megatron-core sums the gradients of weights marked `sequence_parallel`.
     """
     assert config.normalization == "RMSNorm", f"the torch host has no {config.normalization}"
     fill = torch.zeros if config.layernorm_zero_centered_gamma else torch.ones
@@ -21,7 +21,10 @@ def norm_weight(size: int, config: Any) -> nn.Parameter:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, zero_centered: bool) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * gain over the last dimension (Zhang and Sennrich 2019); gain is 1 + weight if zero-centred."""
+    """x / sqrt(mean(x^2) + eps) * gain over the last dimension (Zhang and Sennrich 2019).
+
+    The gain is `weight`, or `1 + weight` if zero-centred.
+    """
     gain = 1 + weight if zero_centered else weight
     return nn.functional.rms_norm(x, (x.shape[-1],), gain, eps)
 

@@ -1,6 +1,6 @@
 """The torch reference host: Transformer Engine's module tree, parameter names and signatures in pure torch.
 
-megatron-core 0.16 and 0.19 ask their backend for the same things; where their questions differ, the keyword arguments below
+megatron-core 0.16 and 0.19 ask their backend for the same things; where their questions differ, the arguments below
 accept both.
 """
 
@@ -74,14 +74,16 @@ def _transformer_engine_names(provider: type[BackendSpecProvider]) -> Iterator[N
     Without Transformer Engine these names are missing in 0.16 and None in 0.19.
     """
     names = {"TESpecProvider": provider, "TENorm": provider().layer_norm()}
-    before = {name: vars(gpt_layer_specs)[name] for name in names if name in vars(gpt_layer_specs)}
-    vars(gpt_layer_specs).update(names)
+    before = {name: getattr(gpt_layer_specs, name) for name in names if hasattr(gpt_layer_specs, name)}
+    for name, value in names.items():
+        setattr(gpt_layer_specs, name, value)
     try:
         yield
     finally:
         for name in names:
-            del vars(gpt_layer_specs)[name]
-        vars(gpt_layer_specs).update(before)
+            delattr(gpt_layer_specs, name)
+        for name, value in before.items():
+            setattr(gpt_layer_specs, name, value)
 
 
 def decoder_block_spec(config: Any, **kwargs: Any) -> TransformerBlockSubmodules:
