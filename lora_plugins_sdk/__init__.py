@@ -22,7 +22,7 @@ from lora_plugins_sdk.table import ParameterTable, ParamRow, SitePlan, derive_ta
 
 if TYPE_CHECKING:
     from lora_plugins_sdk.adapter import LoraAdapter, adapter_of, disable_adapters
-    from lora_plugins_sdk.attach import attach, detach
+    from lora_plugins_sdk.attachment import attach, detach
     from lora_plugins_sdk.base_weights import load_base_weights
     from lora_plugins_sdk.parallel_run import ParallelRun
     from lora_plugins_sdk.peft_export import export_adapter
@@ -35,8 +35,8 @@ _NEEDS_TORCH = {
     "ParallelRun": "parallel_run",
     "PeftAdapter": "peft_files",
     "adapter_of": "adapter",
-    "attach": "attach",
-    "detach": "attach",
+    "attach": "attachment",
+    "detach": "attachment",
     "disable_adapters": "adapter",
     "export_adapter": "peft_export",
     "import_adapter": "peft_import",

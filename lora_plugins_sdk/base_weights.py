@@ -1,4 +1,4 @@
-"""Load a frozen base from a local HF safetensors directory: streaming, each rank its slices, every tensor accounted for."""
+"""Load a frozen base from a local HF directory: streaming, each rank its slices, every tensor accounted for."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def load_base_weights(
         hf_config: the config the model was built from; read from the directory when None.
 
     Raises:
-        LoraError: nothing was written. Lists every HF tensor that is missing or left over, every host parameter without a source,
-            every shape that does not fit.
+        LoraError: nothing was written. Lists every HF tensor that is missing or left over, every host parameter without
+            a source, every shape that does not fit.
     """
     run = run or ParallelRun.single()
     config = read_hf_config(hf_config if hf_config is not None else hf_directory)

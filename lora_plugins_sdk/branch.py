@@ -1,7 +1,8 @@
 """The LoRA branch: `output += scale * B (A x)`, added in the last matmul.
 
-One autograd function per site. The frozen base linear does not save its output, so the delta is accumulated into that very
-buffer; nothing hidden-wide is allocated in the forward. What is communicated is the r-wide product alone (see `region`).
+One autograd function per site. The frozen base linear does not save its output, so the delta is accumulated into that
+very buffer; nothing hidden-wide is allocated in the forward. What is communicated is the r-wide product alone (see
+`region`).
 
 Shape letters: T tokens seen by `x`, S tokens of the output (S = T * tp when gathered, T / tp when scattered),
 n adapted projections, r rank.
@@ -74,8 +75,9 @@ class LoraBranch(torch.autograd.Function):
         """
         tokens = x.reshape(-1, x.shape[-1])
         s = apply_collective(geometry.region.forward, tokens @ a.to(x.dtype).t(), geometry.group)
-        # An alias, not a view that autograd tracks: some hosts return a view made inside their own autograd function, which
-        # must not be modified under autograd's eyes. The shared version counter still catches a host that saved its output.
+        # An alias, not a view that autograd tracks: some hosts return a view made inside their own autograd function,
+        # which must not be modified under autograd's eyes. The shared version counter still catches a host that saved
+        # its output.
         result = output.detach()
         rows = result.view(-1, result.shape[-1])
         for index, (b, part) in enumerate(zip(bs, s.split(s.shape[1] // len(bs), dim=1), strict=True)):
@@ -137,6 +139,7 @@ def site_delta(plan: SitePlan, run: ParallelRun) -> Callable[[torch.Tensor, torc
     )
 
     def delta(output: torch.Tensor, x: torch.Tensor, factors: LoraFactors) -> torch.Tensor:
-        return LoraBranch.apply(output, factors.drop(x), geometry, factors.scale, factors.a, *factors.bs)  # type: ignore[return-value]
+        x = factors.drop(x)
+        return LoraBranch.apply(output, x, geometry, factors.scale, factors.a, *factors.bs)  # type: ignore[return-value]
 
     return delta

@@ -11,7 +11,8 @@ from lora_plugins_sdk.region import Collective
 def apply_collective(collective: Collective, rows: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
     """Apply one collective over the TP group to `[tokens, width]`.
 
-    Tokens are sequence-major, so gathering or scattering along the first dimension is gathering or scattering the sequence.
+    Tokens are sequence-major, so gathering or scattering along the first dimension is gathering or scattering the
+    sequence.
 
     Args:
         collective: what to do; NONE returns `rows` itself.

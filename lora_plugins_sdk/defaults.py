@@ -83,7 +83,7 @@ def lora_attach_site(
     module: nn.Module, plan: SitePlan, lora: LoraConfig, run: ParallelRun, delta: Callable[..., Tensor]
 ) -> Any:
     """Factors as a submodule named `lora`, forward patched on the instance."""
-    from lora_plugins_sdk.attach_site import SiteHandle
+    from lora_plugins_sdk.site_handle import SiteHandle
 
     return SiteHandle(module, plan, lora, run, delta)
 

@@ -69,8 +69,9 @@ class LoraFactors(nn.Module):
     def drop(self, x: torch.Tensor) -> torch.Tensor:
         """Dropout on the branch input while training.
 
-        The mask's seed is drawn from torch's global generator, which activation recompute restores and TP ranks share; the mask
-        itself comes from a generator of its own, so ranks with different parts of the input get different masks.
+        The mask's seed is drawn from torch's global generator, which activation recompute restores and TP ranks share;
+        the mask itself comes from a generator of its own, so ranks with different parts of the input get different
+        masks.
         """
         if self._dropout == 0.0 or not self.training:
             return x

@@ -27,7 +27,8 @@ class HfTensors:
         self.directory = Path(directory)
         self._open = ExitStack()
         self._files: dict[str, Any] = {}
-        self._where = {name: file for file in self._shards() for name in self._file(file).keys()}
+        # A safetensors handle is no mapping: iterating it needs keys().
+        self._where = {name: file for file in self._shards() for name in self._file(file).keys()}  # noqa: SIM118
 
     def _shards(self) -> list[str]:
         index = self.directory / "model.safetensors.index.json"

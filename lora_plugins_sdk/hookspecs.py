@@ -1,7 +1,8 @@
-"""The hooks a model plugin may implement. Only `lora_register_architectures` is needed; the rest override derived defaults.
+"""The hooks a model plugin may implement. Only `lora_register_architectures` is needed; the rest override derived
+defaults.
 
-A hook is called for one selected plugin: its implementation first, then the SDK's default (a `trylast` plugin). Plugins of other
-models are never asked. Observers (a plugin object with `lora_observer = True`) are asked always.
+A hook is called for one selected plugin: its implementation first, then the SDK's default (a `trylast` plugin). Plugins
+of other models are never asked. Observers (a plugin object with `lora_observer = True`) are asked always.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 PROJECT = "lora_plugins"
 HOOKSPEC_API = (1, 0)
-"""Version of this file, apart from the package's: a new hook or argument raises the second number, a removal the first."""
+"""Version of this file alone: a new hook or argument raises the second number, a removal the first."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -69,7 +70,8 @@ def lora_normalize_targets(
 
 @hookspec(firstresult=True)
 def lora_grad_sum_groups(row: ParamRow, facts: RunFacts) -> str | None:
-    """Return the group over which this factor's gradient is summed (`"tp"`), or `"none"`. Default: derived from the region.
+    """Return the group over which this factor's gradient is summed (`"tp"`), or `"none"`. Default: derived from the
+    region.
 
     :param row: the factor; `row.grad_sum_group` holds the derived answer.
     :param facts: parallel sizes.
@@ -112,7 +114,7 @@ def lora_attach_site(
 ) -> Any | None:
     """Register the factors of one site on its host linear, patch its forward, return a removable handle.
 
-    A replacement handle needs `factors`, `plan` and `remove()`. Default: `lora_plugins_sdk.attach.SiteHandle`.
+    A replacement handle needs `factors`, `plan` and `remove()`. Default: `lora_plugins_sdk.site_handle.SiteHandle`.
 
     :param module: the host linear.
     :param plan: the site with its rows and layout.
@@ -127,7 +129,8 @@ def lora_attach_site(
 
 @hookspec(firstresult=True)
 def lora_export_tensor(row: ParamRow, tensor: Tensor) -> Mapping[str, Tensor] | None:
-    """Return one full factor as PEFT wants it. Default: `{row.hf_name: tensor}`. An override must bring `lora_import_tensor`.
+    """Return one full factor as PEFT wants it. Default: `{row.hf_name: tensor}`. An override must bring
+    `lora_import_tensor`.
 
     :param row: the factor.
     :param tensor: `row.full_shape`, rows in HF order.
@@ -166,7 +169,8 @@ def lora_build_model(
 
 @hookspec(firstresult=True)
 def lora_base_weights(architecture: Architecture, hf_config: Mapping[str, object]) -> Sequence[BaseWeight] | None:
-    """Return every host tensor of the base and its HF sources. Default: the sites' own packs plus `architecture.base_weights`.
+    """Return every host tensor of the base and its HF sources. Default: the sites' own packs plus
+    `architecture.base_weights`.
 
     :param architecture: the selected architecture.
     :param hf_config: the model's HF config.

@@ -13,8 +13,8 @@ from lora_plugins_sdk.table import ParamRow
 def full_initial_factor(row: ParamRow, seed: int) -> torch.Tensor:
     """The whole logical factor `row.full_shape` in float32 on the CPU.
 
-    B is zero. A is uniform in `+-1/sqrt(in)`: Kaiming-uniform with `a = sqrt(5)` over the full fan-in (He et al. 2015), what PEFT
-    draws.
+    B is zero. A is uniform in `+-1/sqrt(in)`: Kaiming-uniform with `a = sqrt(5)` over the full fan-in (He et al. 2015),
+    what PEFT draws.
     """
     if row.factor == "B":
         return torch.zeros(row.full_shape)

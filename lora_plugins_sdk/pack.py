@@ -1,12 +1,13 @@
 """Packs: how one host weight interleaves the rows of several HF projections.
 
-Every host layout met so far is a sequence of *blocks*; a block holds, for each projection in order, a *run* of consecutive rows.
+Every host layout met so far is a sequence of *blocks*; a block holds, for each projection in order, a *run* of
+consecutive rows.
 
     query groups   block = one group          [q q q | k | v]  [q q q | k | v] ...
     gate | up      block = one TP shard       [gate | up]      [gate | up] ...
 
-TP splits between blocks, so a rank's share of every projection is a contiguous slab of HF rows. Both directions (HF -> host
-and host -> HF) are read off this one description.
+TP splits between blocks, so a rank's share of every projection is a contiguous slab of HF rows. Both directions (HF ->
+host and host -> HF) are read off this one description.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class BlockLayout:
         return self.blocks * self.runs[projection]
 
     def hf_slab(self, projection: int, rank: int, tp: int) -> tuple[int, int]:
-        """HF rows `[start, stop)` of a projection that live on TP rank `rank`; shorter than the host's where it pads."""
+        """HF rows `[start, stop)` of a projection on TP rank `rank`; shorter than the host's where it pads."""
         size = self.padded_rows(projection) // tp
         limit = self.rows[projection]
         return min(rank * size, limit), min((rank + 1) * size, limit)
@@ -81,7 +82,8 @@ class Pack(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Concat:
-    """Each TP shard concatenates its own rows of every projection (`[gate_shard | up_shard]`); one projection is the plain case.
+    """Each TP shard concatenates its own rows of every projection (`[gate_shard | up_shard]`); one projection is the
+    plain case.
 
     Args:
         pad: round the rows up to a multiple of the TP size (vocabulary); padding rows are zero and never exported.

@@ -13,7 +13,8 @@ from lora_plugins_sdk.run import RunFacts
 class ParallelRun:
     """Facts plus the groups that this rank communicates in.
 
-    Process groups are handed in, never read from a global by the SDK's own code; a group may be None when its size is 1.
+    Process groups are handed in, never read from a global by the SDK's own code; a group may be None when its size is
+    1.
 
     Args:
         facts: sizes of the parallel dimensions.
@@ -50,7 +51,12 @@ class ParallelRun:
             tp_rank=ps.get_tensor_model_parallel_rank(),
             pp_rank=ps.get_pipeline_model_parallel_rank(),
             dp_rank=ps.get_data_parallel_rank(),
-            tp_group=ps.get_tensor_model_parallel_group(),
-            pp_group=ps.get_pipeline_model_parallel_group(),
-            dp_group=ps.get_data_parallel_group(with_context_parallel=True),
+            tp_group=_live(ps.get_tensor_model_parallel_group()),
+            pp_group=_live(ps.get_pipeline_model_parallel_group()),
+            dp_group=_live(ps.get_data_parallel_group(with_context_parallel=True)),
         )
+
+
+def _live(group: object) -> dist.ProcessGroup:
+    assert isinstance(group, dist.ProcessGroup), "this rank belongs to one group of every kind"
+    return group

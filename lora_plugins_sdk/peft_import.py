@@ -16,14 +16,16 @@ _PLAIN = {"use_dora": False, "bias": "none", "rank_pattern": {}, "alpha_pattern"
 
 
 def import_adapter(model: Model, saved: PeftAdapter) -> None:
-    """Load an adapter into the attached one: the exact inverse of `export_adapter`. Every rank calls it with the whole adapter.
+    """Load an adapter into the attached one: the exact inverse of `export_adapter`. Every rank calls it with the whole
+    adapter.
 
     Args:
         model: the model an adapter is attached to.
         saved: config and full tensors (`read_adapter(directory)`).
 
     Raises:
-        LoraError: nothing was written. Lists every difference: rank, alpha, rsLoRA or variant in the config; tensors that are
+        LoraError: nothing was written. Lists every difference: rank, alpha, rsLoRA or variant in the config; tensors
+            that are
             missing, left over, transposed, of another rank or shape, not floating point, or not finite.
     """
     adapter = adapter_of(model)

@@ -16,9 +16,9 @@ from lora_plugins_sdk.errors import LoraError
 def reduce_grads(model: Model) -> None:
     """Sum the gradients of replicated factors over the groups that the table names. Collective over those groups.
 
-    Call it once per optimizer step, after the last backward. It is linear, so it may run before or after the data-parallel
-    reduction and any scaling; it must not run while a reduction of the same buffers is in flight. Works on `main_grad` where the
-    host keeps one, else on `grad`; a factor without a gradient counts as zero.
+    Call it once per optimizer step, after the last backward. It is linear, so it may run before or after the
+    data-parallel reduction and any scaling; it must not run while a reduction of the same buffers is in flight. Works
+    on `main_grad` where the host keeps one, else on `grad`; a factor without a gradient counts as zero.
 
     Raises:
         LoraError: no adapter is attached.

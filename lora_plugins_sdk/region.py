@@ -1,8 +1,8 @@
 """Where a branch communicates, and which gradient sums follow from it.
 
 The branch multiplies by A before it talks to other ranks, so what travels is r wide: `A` commutes with gathering tokens
-and with summing partial products (both are linear). From the place of that communication follows which factor's gradient
-is complete on each rank; forward and gradient tag are therefore read off the same object.
+and with summing partial products (both are linear). From the place of that communication follows which factor's
+gradient is complete on each rank; forward and gradient tag are therefore read off the same object.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Region:
 
     Args:
         forward: applied to `s = x A^T`.
-        backward: applied to the gradient of `s` before it meets `x` and `A`; the transpose of `forward`, or the sum over
-            ranks that each see only their share of the output.
+        backward: applied to the gradient of `s` before it meets `x` and `A`; the transpose of `forward`, or the sum
+            over ranks that each see only their share of the output.
         tokens_split: each rank holds different tokens wherever a replicated factor's gradient is formed.
     """
 
@@ -41,8 +41,8 @@ class Region:
     def sum_group(self, partition_dim: int) -> str | None:
         """Group over which the gradient of a factor must be summed: `"tp"`, or None when every rank has it complete.
 
-        A sharded factor is complete by construction. A replicated one (`partition_dim == -1`) is complete unless ranks saw
-        different tokens: without sequence parallelism `backward` has already completed the gradient of `s`.
+        A sharded factor is complete by construction. A replicated one (`partition_dim == -1`) is complete unless ranks
+        saw different tokens: without sequence parallelism `backward` has already completed the gradient of `s`.
         """
         return "tp" if partition_dim == -1 and self.tokens_split else None
 

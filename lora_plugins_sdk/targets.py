@@ -76,8 +76,8 @@ def normalize_targets(architecture: Architecture, hf_config: Mapping[str, object
             refused.append(
                 Diagnostic(
                     subject=f"target {hits[0]!r} ({one.hf})",
-                    reason=f"the config sets {one.site.tied.when}: the weight is {one.site.tied.to} itself, and an adapter on "
-                    "one of its users would not reach the other",
+                    reason=f"the config sets {one.site.tied.when}: the weight is {one.site.tied.to} itself, "
+                    "and an adapter on one of its users would not reach the other",
                     cure=f"drop {one.projection.leaf} from the targets, or use a base whose weight is its own",
                 )
             )

@@ -12,13 +12,13 @@ from torch import nn
 
 from lora_plugins_sdk.adapter import LoraAdapter, Model, adapter_of, chunks_of, find_adapter, mark
 from lora_plugins_sdk.agreement import agree
-from lora_plugins_sdk.attach_site import check_host
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.dims import read_hf_config
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.host_modules import locate
 from lora_plugins_sdk.manager import SelectedPlugin
 from lora_plugins_sdk.parallel_run import ParallelRun
+from lora_plugins_sdk.site_handle import check_host
 from lora_plugins_sdk.table import derive_table
 
 
@@ -29,7 +29,8 @@ def attach(
     lora: LoraConfig,
     run: ParallelRun | None = None,
 ) -> LoraAdapter:
-    """Attach an adapter: freeze the base, register the factors, patch the linears. Collective over every rank of the run.
+    """Attach an adapter: freeze the base, register the factors, patch the linears. Collective over every rank of the
+    run.
 
     Call it before wrapping the model (Float16Module, DistributedDataParallel): the wrappers must see the factors.
 
@@ -125,8 +126,8 @@ def _refuse_wrapped(chunks: tuple[nn.Module, ...]) -> None:
 def _recompute_hooks(chunks: tuple[nn.Module, ...], plugin: SelectedPlugin) -> list[Any]:
     """Let the first recomputed block see an input that requires grad.
 
-    With a frozen embedding it does not, and reentrant checkpointing then returns outputs without a gradient: the adapter
-    would silently not train. Hooked where the stack of layers is called, whatever class it has.
+    With a frozen embedding it does not, and reentrant checkpointing then returns outputs without a gradient: the
+    adapter would silently not train. Hooked where the stack of layers is called, whatever class it has.
     """
     sites = [site.path for site in plugin.architecture.sites if site.per_layer]
     stacks = {path.split(".{layer}")[0].rsplit(".", 1)[0] for path in sites}

@@ -20,8 +20,9 @@ FACTORS = "lora"
 class SiteHandle:
     """One patched linear.
 
-    The host's contract: `forward(x, ...)` returns `(output, bias)`; with a fused norm and `return_layernorm_output` set, as in
-    Transformer Engine, `((output, normed input), bias)`. The patched forward returns `(output, bias)` always.
+    The host's contract: `forward(x, ...)` returns `(output, bias)`; with a fused norm and `return_layernorm_output`
+    set, as in Transformer Engine, `((output, normed input), bias)`. The patched forward returns `(output, bias)`
+    always.
 
     Args:
         module: the host linear.
@@ -42,27 +43,28 @@ class SiteHandle:
         run: ParallelRun,
         delta: Callable[[torch.Tensor, torch.Tensor, LoraFactors], torch.Tensor],
     ) -> None:
-        self.module = module
+        self.module: Any = module
         self.plan = plan
         self._had_norm_output = getattr(module, "return_layernorm_output", None)
         device = next(module.parameters()).device
         self.factors = LoraFactors(plan, lora, run, device)
         module.add_module(FACTORS, self.factors)
         if plan.site.fused_norm:
-            module.return_layernorm_output = True
+            self.module.return_layernorm_output = True
         # A method of the class, or what another patch left on the instance; remove() puts the latter back.
         self._instance_forward = module.__dict__.get("forward")
-        module.forward = _patched_forward(module.forward, self.factors, delta, plan.site.fused_norm)  # type: ignore[method-assign]
+        patched = _patched_forward(module.forward, self.factors, delta, plan.site.fused_norm)
+        self.module.forward = patched
 
     def remove(self) -> None:
         """Restore the module: no factors, the forward it had, its own norm output setting."""
         if self._instance_forward is None:
             del self.module.forward
         else:
-            self.module.forward = self._instance_forward  # type: ignore[method-assign]
+            self.module.forward = self._instance_forward
         delattr(self.module, FACTORS)
         if self.plan.site.fused_norm:
-            self.module.return_layernorm_output = self._had_norm_output  # type: ignore[assignment]
+            self.module.return_layernorm_output = self._had_norm_output
 
 
 def check_host(module: nn.Module, plan: SitePlan, tp: int) -> None:
@@ -115,7 +117,7 @@ def _patched_forward(
     fused_norm: bool,
 ) -> Callable[..., Any]:
     # The branch mutates a buffer and may communicate: it runs as it is, also within a compiled model.
-    add_delta = torch.compiler.disable(delta)
+    add_delta: Callable[..., torch.Tensor] = torch.compiler.disable(delta)
 
     def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         if kwargs.get("runtime_gather_output"):
