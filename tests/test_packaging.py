@@ -38,15 +38,15 @@ def run_without_torch(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "output"),
     [
-        ["list"],
-        ["list", "--json"],
-        ["doctor"],
-        ["describe", "qwen3", "--hf-config", "CONFIG", "--tp", "2", "--sp"],
+        (["list"], "qwen3  ok "),
+        (["list", "--json"], '"status": "ok"'),
+        (["doctor"], "no problems found"),
+        (["describe", "qwen3", "--hf-config", "CONFIG", "--tp", "2", "--sp"], "self_attn.q_proj.lora_A.weight"),
     ],
 )
-def test_the_command_line_runs_without_torch(tmp_path: Path, arguments: list[str]) -> None:
+def test_the_command_line_runs_without_torch(tmp_path: Path, arguments: list[str], output: str) -> None:
     (tmp_path / "config.json").write_text(
         '{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,'
         ' "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "vocab_size": 300}'
@@ -54,8 +54,7 @@ def test_the_command_line_runs_without_torch(tmp_path: Path, arguments: list[str
     command = ["lora-plugins", *(str(tmp_path) if one == "CONFIG" else one for one in arguments)]
     result = run_without_torch(f"sys.argv = {command!r}\nfrom lora_plugins_sdk.cli import main\nmain()\n")
     assert result.returncode == 0, result.stderr + result.stdout
-    assert "broken" not in result.stdout
-    assert "qwen3" in result.stdout
+    assert output in result.stdout
 
 
 @pytest.mark.parametrize("module", ["lora_plugins_sdk", "lora_plugin_qwen3", *TORCH_FREE])
