@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -121,6 +122,8 @@ def test_function_of_a_file_off_the_import_path(name: str, tmp_path: Path, monke
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
+        for parent in ("folder", "folder.nested"):  # as pytest does, for pickle to find the module
+            monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
         monkeypatch.setitem(sys.modules, name, module)
         spec.loader.exec_module(module)
         assert run_world(module.get, Layout(), module.Value()) == [(name, content)]

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def rank_of() -> int:
 
 
 @pytest.fixture(autouse=True)
-def next_case_works():
+def next_case_works() -> Iterator[None]:
     yield
     assert run_world(rank_of, TWO) == [0, 1]
 
@@ -121,20 +122,19 @@ def test_a_hang_ends_at_the_timeout_with_stacks(rank: int) -> None:
     assert ("in wait_for_peer" in other.stack) == (rank == 0)
 
 
-def start_child_and_hang(path: str) -> None:
+def start_child_and_hang(folder: Path) -> None:
     child = subprocess.Popen(["sleep", "300"])
-    with open(f"{path}/{dist.get_rank()}", "w") as file:
-        file.write(str(child.pid))
+    (folder / str(dist.get_rank())).write_text(str(child.pid))
     wait_for_peer()
     child.wait()
 
 
-def test_what_a_rank_started_ends_with_it(tmp_path) -> None:
-    fails(start_child_and_hang, str(tmp_path), timeout=1.0)
+def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
+    fails(start_child_and_hang, tmp_path, timeout=1.0)
     for rank in range(2):
         pid = int((tmp_path / str(rank)).read_text())
-        deadline = time.monotonic() + 5
-        while os.path.exists(f"/proc/{pid}") and "\nState:\tZ" not in open(f"/proc/{pid}/status").read():
+        status, deadline = Path(f"/proc/{pid}/status"), time.monotonic() + 5
+        while status.exists() and "\nState:\tZ" not in status.read_text():
             assert time.monotonic() < deadline, f"child {pid} of rank {rank} is still there"
             time.sleep(0.02)
 

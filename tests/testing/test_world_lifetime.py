@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,40 +39,52 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition, seconds: float, what: str) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("end", ["exit", "kill"])
-def test_no_process_and_no_file_outlives_the_parent(end: str, tmp_path: Path) -> None:
+def test_no_process_and_no_file_outlives_the_parent(tmp_path: Path) -> None:
+    """One parent ends by itself; one is killed while its ranks are at work."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    pids, temporary = tmp_path / "pids", tmp_path / "temporary"
-    pids.mkdir()
-    temporary.mkdir()
-    parent = subprocess.Popen(
-        [sys.executable, tmp_path / "script.py", pids, "300" if end == "kill" else "0"],
-        env=os.environ | {"TMPDIR": str(temporary)},
-    )
+    parents, folders = [], []
+    for seconds in ("0", "300"):
+        folders.append(tmp_path / seconds)
+        (folders[-1] / "pids").mkdir(parents=True)
+        command = [sys.executable, tmp_path / "script.py", folders[-1] / "pids", seconds]
+        parents.append(subprocess.Popen(command, env=os.environ | {"TMPDIR": str(folders[-1])}))
     try:
-        if end == "exit":
-            assert parent.wait(60) == 0
-        else:
-            wait_until(lambda: len(list(pids.iterdir())) == 3, 60, "two ranks and their launcher note their ids")
-            parent.send_signal(signal.SIGKILL)
+        for folder in folders:
+            noted = folder / "pids"
+            wait_until(lambda noted=noted: len(list(noted.iterdir())) == 3, 60, "ranks and launcher are noted")
+        assert parents[0].wait(10) == 0
+        parents[1].send_signal(signal.SIGKILL)
     finally:
-        parent.kill()
-        parent.wait()
-    found = [int(path.name) for path in pids.iterdir()]
-    assert len(found) == 3
+        for parent in parents:
+            parent.kill()
+            parent.wait()
+    found = [int(path.name) for path in tmp_path.glob("*/pids/*")]
+    assert len(set(found)) == 6
     wait_until(lambda: not any(map(is_alive, found)), 10, f"processes {found} end")
-    wait_until(lambda: not list(temporary.iterdir()), 10, "temporary files are removed")
+    wait_until(lambda: not list(tmp_path.glob("*/lora-world-*")), 10, "temporary files are removed")
 
 
 def pids_of_rank_and_launcher() -> tuple[int, int]:
     return os.getpid(), os.getppid()
+
+
+def test_idle_ranks_are_limited() -> None:
+    pids = [pid for pid, _ in run_world(pids_of_rank_and_launcher, Layout(tp=2, dp=3))]
+    assert len(set(pids)) == 6
+    assert [is_alive(pid) for pid in pids] == [True] * 4 + [False] * 2
+
+
+def test_close_pool_ends_every_process() -> None:
+    pids = run_world(pids_of_rank_and_launcher, Layout(tp=2))
+    close_pool()
+    assert not any(is_alive(pid) for pair in pids for pid in pair)
 
 
 def test_a_killed_launcher_is_replaced() -> None:
@@ -81,16 +94,3 @@ def test_a_killed_launcher_is_replaced() -> None:
     second = run_world(pids_of_rank_and_launcher, Layout(tp=2))
     assert second[0][1] != first[0][1]
     assert not any(is_alive(pid) for pid, _ in first)
-
-
-def test_close_pool_ends_the_ranks_and_leaves_the_runner_usable() -> None:
-    first = run_world(pids_of_rank_and_launcher, Layout(tp=2))
-    close_pool()
-    assert not any(is_alive(pid) for pair in first for pid in pair)
-    assert run_world(pids_of_rank_and_launcher, Layout())[0][0] not in first[0]
-
-
-def test_idle_ranks_are_limited() -> None:
-    pids = [pid for pid, _ in run_world(pids_of_rank_and_launcher, Layout(tp=2, dp=3))]
-    assert len(set(pids)) == 6
-    assert [is_alive(pid) for pid in pids] == [True] * 4 + [False] * 2
