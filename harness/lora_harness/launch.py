@@ -1,0 +1,45 @@
+"""This process's place in the run: alone, or one of the ranks that torchrun started."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from lora_plugins_sdk import LoraError, ParallelRun, RunFacts
+from lora_plugins_sdk.hosts.initialize import initialize_megatron
+
+if TYPE_CHECKING:
+    from lora_harness.config import ParallelSection
+
+START = "torchrun --nproc-per-node {ranks} -m lora_harness train CONFIG.toml"
+
+
+def start(parallel: ParallelSection, *, seed: int) -> ParallelRun:
+    """Join the process group of torchrun (or make one of this process alone) and split it as the config says.
+
+    The data parallel size is what is left: world size / (tp * pp).
+
+    Args:
+        parallel: tensor and pipeline parallel sizes.
+        seed: seed of megatron-core's CUDA generators.
+
+    Raises:
+        LoraError: the number of started processes is no multiple of tp * pp.
+    """
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    model = parallel.tp * parallel.pp
+    if world % model:
+        raise LoraError(
+            f"parallel.tp * parallel.pp = {model}",
+            reason=f"cannot share out {world} started process{'es' if world > 1 else ''}",
+            cure=f"start a multiple of {model} processes, e.g. `{START.format(ranks=model)}`",
+        )
+    if "RANK" in os.environ and not dist.is_initialized():
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    facts = RunFacts(tp=parallel.tp, pp=parallel.pp, dp=world // model, sequence_parallel=parallel.sequence_parallel)
+    return initialize_megatron(facts, seed=seed)
