@@ -27,7 +27,7 @@ BIN_019 := $(VENV_019)/bin
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: help setup setup-dev quickstart test lint format pytest test-mcore-019 mcore-019-if-possible bench build clean
+.PHONY: help setup setup-dev quickstart test lint format pytest test-mcore-019 mcore-019-if-possible bench docs build clean
 
 help:
 	@sed -n '/^##/s/^## //p' Makefile
@@ -104,6 +104,10 @@ mcore-019-if-possible:
 ## bench            the ratios of benchmarks/, one run each, medians
 bench: setup
 	$(BIN)/python -m benchmarks
+
+## docs             rewrite the generated parts of docs/
+docs: setup
+	$(BIN)/python docs/generate.py
 
 ## build            wheel and source archive in dist/
 build: setup-dev

@@ -1,0 +1,223 @@
+"""Write the generated parts of the documentation: `python docs/generate.py`, or `--check` to only compare.
+
+A part stands between `<!-- begin generated: NAME -->` and `<!-- end generated -->`; the rest is written by hand.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import FunctionType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+DOCS = Path(__file__).parent
+BLOCK = re.compile(r"(<!-- begin generated: (\w+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A markdown table; outside of code, `<` and `*` in a cell are shown as they are."""
+    from lora_plugins_sdk.cli.render import markdown_table
+
+    return markdown_table(list(columns), [[_literal(cell) for cell in row] for row in rows])
+
+
+def _literal(cell: str) -> str:
+    parts = cell.split("`")
+    parts[::2] = [text.replace("<", "&lt;").replace("*", "\\*") for text in parts[::2]]
+    return "`".join(parts)
+
+
+# --- hooks -----------------------------------------------------------------------------------------------------------
+
+
+def hook_functions() -> list[FunctionType]:
+    """The hook specifications, in the order of their source."""
+    from lora_plugins_sdk import hookspecs
+
+    found = [one for name, one in vars(hookspecs).items() if name.startswith("lora_") and inspect.isfunction(one)]
+    return sorted(found, key=lambda function: function.__code__.co_firstlineno)
+
+
+def hook_signature(function: FunctionType) -> str:
+    """`name(argument: Type, ...) -> Result` as the specification writes it."""
+    signature = inspect.signature(function)
+    arguments = ", ".join(f"{one.name}: {one.annotation}" for one in signature.parameters.values())
+    return f"{function.__name__}({arguments}) -> {signature.return_annotation}"
+
+
+def hooks() -> str:
+    """A heading, the signature, what it answers and a table of its arguments for each hook."""
+    return "\n\n".join(_hook(function) for function in hook_functions())
+
+
+def _hook(function: FunctionType) -> str:
+    text, _, _ = inspect.getdoc(function).partition(":param")  # type: ignore[union-attr]
+    options: dict[str, Any] = function.lora_plugins_spec  # type: ignore[attr-defined]
+    calls = "first result other than None" if options["firstresult"] else "every result"
+    parts = [
+        f"### {function.__name__}",
+        f"```text\n{hook_signature(function)}\n```",
+        "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n")),
+        f"Taken: {calls}.",
+    ]
+    described = hook_arguments(function)
+    if described:
+        annotations = inspect.signature(function).parameters
+        rows = [(f"`{name}`", f"`{annotations[name].annotation}`", what) for name, what in described.items()]
+        parts.append(table(("Argument", "Type", "Meaning"), rows))
+    return "\n\n".join(parts)
+
+
+def hook_arguments(function: FunctionType) -> dict[str, str]:
+    """Argument name -> its `:param` text."""
+    found = re.findall(r":param (\w+): (.*?)(?=\n\s*:param|\Z)", inspect.getdoc(function) or "", re.DOTALL)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+# --- command lines ---------------------------------------------------------------------------------------------------
+
+
+def lora_plugins_commands() -> str:
+    """The commands of `lora-plugins` with their options."""
+    from lora_plugins_sdk.cli.app import app
+
+    return _commands("lora-plugins", app)
+
+
+def _commands(program: str, app: Any) -> str:
+    import typer
+
+    group: Any = typer.main.get_command(app)
+    parts = [_options_table(group)]
+    for name, command in group.commands.items():
+        arguments = [_argument(one) for one in command.params if one.param_type_name == "argument"]
+        parts += [
+            f"### {' '.join([program, name, *arguments])}",
+            inspect.cleandoc(command.help),
+            _options_table(command),
+        ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _argument(parameter: Any) -> str:
+    return parameter.metavar or parameter.name.upper()
+
+
+def _options_table(command: Any) -> str:
+    rows = []
+    for one in command.params:
+        if one.name in ("help", "install_completion", "show_completion"):
+            continue
+        names = one.opts if one.param_type_name == "option" else [_argument(one)]
+        shown = "required" if one.required else "" if one.default in (None, False) else f"`{one.default}`"
+        rows.append((", ".join(f"`{name}`" for name in names), one.help or "", shown))
+    return table(("Option", "Meaning", "Default"), rows) if rows else ""
+
+
+# --- harness config --------------------------------------------------------------------------------------------------
+
+
+TOML_TYPES = {
+    str: "string",
+    Path: "string",
+    int: "integer",
+    float: "float",
+    bool: "boolean",
+    tuple: "array",
+    dict: "table",
+}
+
+
+def harness_config() -> str:
+    """Every key of a training config, section by section."""
+    from pydantic import BaseModel
+
+    from lora_harness.config import TrainConfig
+
+    top, parts = [], []
+    for name, field in TrainConfig.model_fields.items():
+        sections = [one for one in _members(field.annotation) if isinstance(one, type) and issubclass(one, BaseModel)]
+        if not sections:
+            top.append((name, field))
+        for section in sections:
+            kind = section.model_fields.get("kind")
+            suffix = f' with kind = "{get_args(kind.annotation)[0]}"' if kind is not None and len(sections) > 1 else ""
+            fields = [(key, one) for key, one in section.model_fields.items() if one is not kind]
+            parts.append(f"### `[{name}]`{suffix}\n\n{_fields_table(fields)}")
+    return "\n\n".join([f"### Top level\n\n{_fields_table(top)}", *parts])
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """The types that a field accepts: an annotation without `Annotated`, or each member of a union."""
+    if get_origin(annotation) is Annotated:
+        yield from _members(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _members(member)
+    else:
+        yield annotation
+
+
+def _fields_table(fields: Iterable[tuple[str, Any]]) -> str:
+    rows = [(f"`{name}`", _type_name(one.annotation), _default(one), one.description or "") for name, one in fields]
+    return table(("Key", "Type", "Default", "Meaning"), rows)
+
+
+def _type_name(annotation: Any) -> str:
+    names = [_toml_type(one) for one in _members(annotation) if one is not type(None)]
+    return " or ".join(dict.fromkeys(names))
+
+
+def _toml_type(one: Any) -> str:
+    if get_origin(one) is Literal:
+        return " or ".join(f'`"{value}"`' for value in get_args(one))
+    return TOML_TYPES[get_origin(one) or one]
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return f"`{list(value)}`".replace("'", '"')
+    return f"`{value}`" if isinstance(value, int | float | dict) else f'`"{value}"`'
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "hooks": hooks,
+    "lora_plugins": lora_plugins_commands,
+    "harness_config": harness_config,
+}
+
+
+def regenerate(text: str) -> str:
+    """A page with its generated parts made anew."""
+    return BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match[2]]()}\n\n{match[3]}", text)
+
+
+def main() -> int:
+    """Rewrite the pages; with `--check`, only say which are stale and return 1."""
+    check = "--check" in sys.argv[1:]
+    stale = []
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text()
+        new = regenerate(text)
+        if new != text:
+            stale.append(page.name)
+            if not check:
+                page.write_text(new)
+    print(f"{'stale' if check else 'rewritten'}: {', '.join(stale) or 'none'}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
