@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +43,18 @@ class LoraError(ValueError):
         """One error that shows every diagnostic of a validation pass together."""
         found = tuple(diagnostics)
         assert found, "an error without a diagnostic tells the user nothing"
-        error = cls.__new__(cls)
-        error.diagnostics = found
-        lines = "\n".join(f"  - {one}" for one in found)
-        ValueError.__init__(error, f"{title}\n{lines}")
-        return error
+        return _rebuild(cls, "\n".join([title, *(f"  - {one}" for one in found)]), found)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Ranks send each other their errors; the default would call the class with the message alone.
+        return _rebuild, (type(self), str(self), self.diagnostics)
+
+
+def _rebuild(cls: type[LoraError], message: str, diagnostics: tuple[Diagnostic, ...]) -> LoraError:
+    error = cls.__new__(cls)
+    ValueError.__init__(error, message)
+    error.diagnostics = diagnostics
+    return error
 
 
 def raise_if_any(title: str, diagnostics: Iterable[Diagnostic]) -> None:
