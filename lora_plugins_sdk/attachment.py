@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lora_plugins_sdk.adapter import LoraAdapter, Model, adapter_of, chunks_of, find_adapter, mark
-from lora_plugins_sdk.agreement import agree
+from lora_plugins_sdk.agreement import Claim, agree, claim_of, place_on_stages
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.dims import read_hf_config
 from lora_plugins_sdk.errors import LoraError
@@ -19,7 +19,7 @@ from lora_plugins_sdk.host_modules import locate
 from lora_plugins_sdk.manager import SelectedPlugin
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.site_handle import check_host
-from lora_plugins_sdk.table import derive_table
+from lora_plugins_sdk.table import ParameterTable, derive_table
 
 
 def attach(
@@ -63,13 +63,14 @@ def _attach(
     lora: LoraConfig,
     run: ParallelRun,
 ) -> LoraAdapter:
-    table = derive_table(plugin, hf_config, lora, run.facts)
-    _refuse_wrapped(chunks)
-    located = locate(chunks, (plan.site.path for plan in table.plans))
-    here = [plan for plan in table.plans if plan.host_module in located]
-    for plan in here:
-        check_host(located[plan.host_module][0], plan, run.facts.tp)
-    stages = agree(plugin, table, run, (plan.host_module for plan in here))
+    try:
+        table, located = _prepare(chunks, plugin, hf_config, lora, run)
+    except Exception as error:
+        # The other ranks wait for this one's word; it raises its own error, they say which rank could not.
+        with suppress(LoraError):
+            agree(Claim(plugin=plugin.name, version=plugin.version, error=str(error) or repr(error)), run)
+        raise
+    stages = place_on_stages(table, agree(claim_of(plugin, table, list(located)), run))
 
     with ExitStack() as undo:
         for parameter in (parameter for chunk in chunks for parameter in chunk.parameters()):
@@ -78,25 +79,46 @@ def _attach(
         for hook in _recompute_hooks(chunks, plugin):
             undo.callback(hook.remove)
         handles = []
-        for plan in here:
-            handle = plugin.attach_site(located[plan.host_module][0], plan, lora, run)
-            undo.callback(handle.remove)
-            handles.append(handle)
+        for plan in table.plans:
+            if plan.host_module in located:
+                handle = plugin.attach_site(located[plan.host_module], plan, lora, run)
+                undo.callback(handle.remove)
+                handles.append(handle)
+        restore = ExitStack()
+        adapter = LoraAdapter(
+            plugin=plugin,
+            table=table,
+            hf_config=hf_config,
+            run=run,
+            chunks=chunks,
+            handles=tuple(handles),
+            stages=stages,
+            restore=restore,
+        )
+        undo.callback(mark, chunks, None)
+        mark(chunks, adapter)
+        plugin.after_attach(adapter)
         # Reached only when every site took its adapter; otherwise leaving the block puts everything back.
-        restore = undo.pop_all()
-    adapter = LoraAdapter(
-        plugin=plugin,
-        table=table,
-        hf_config=hf_config,
-        run=run,
-        chunks=chunks,
-        handles=tuple(handles),
-        stages=stages,
-        restore=restore,
-    )
-    mark(chunks, adapter)
-    plugin.after_attach(adapter)
+        restore.push(undo.pop_all())
     return adapter
+
+
+def _prepare(
+    chunks: tuple[nn.Module, ...],
+    plugin: SelectedPlugin,
+    hf_config: Mapping[str, object],
+    lora: LoraConfig,
+    run: ParallelRun,
+) -> tuple[ParameterTable, dict[str, nn.Module]]:
+    """The table, and this rank's host linears by model-wide path; changes nothing and talks to nobody."""
+    table = derive_table(plugin, hf_config, lora, run.facts)
+    _refuse_wrapped(chunks)
+    found = locate(chunks, (plan.site.path for plan in table.plans))
+    plans = {plan.host_module: plan for plan in table.plans}
+    located = {path: module for path, (module, _) in found.items() if path in plans}
+    for path, module in located.items():
+        check_host(module, plans[path], run.facts)
+    return table, located
 
 
 def detach(model: Model) -> None:
@@ -105,9 +127,7 @@ def detach(model: Model) -> None:
     Raises:
         LoraError: no adapter is attached.
     """
-    adapter = adapter_of(model)
-    adapter.restore.close()
-    mark(adapter.chunks, None)
+    adapter_of(model).restore.close()
 
 
 def _refuse_wrapped(chunks: tuple[nn.Module, ...]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lora_plugins_sdk.adapter import Model, chunks_of
-from lora_plugins_sdk.architecture import BaseWeight
+from lora_plugins_sdk.architecture import Architecture, BaseWeight
 from lora_plugins_sdk.dims import ModelDims, read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 from lora_plugins_sdk.hf_tensors import HfTensors
@@ -18,6 +18,7 @@ from lora_plugins_sdk.host_modules import locate
 from lora_plugins_sdk.manager import SelectedPlugin
 from lora_plugins_sdk.pack import BlockLayout
 from lora_plugins_sdk.parallel_run import ParallelRun
+from lora_plugins_sdk.targets import candidates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +61,11 @@ def load_base_weights(
         sources = list(_sources(declared, dims, plugin.architecture.num_layers))
         raise_if_any(
             f"{hf_directory} does not fit this model:",
-            [*_unaccounted(sources, files, dims), *_unsourced(model, parameters, sources)],
+            [
+                *_unaccounted(sources, files, dims),
+                *_unsourced(model, parameters, sources),
+                *_wrong_shapes(plugin.architecture, config, sources, files),
+            ],
         )
         jobs = [
             (parameters[one.host], one, _layout(one, files, dims, run)) for one in sources if one.host in parameters
@@ -128,6 +133,25 @@ def _unsourced(model: Model, parameters: dict[str, nn.Parameter], sources: list[
                     reason="is a base parameter without a HF source",
                     cure="declare it in the architecture's base_weights",
                 )
+
+
+def _wrong_shapes(
+    architecture: Architecture, config: Mapping[str, object], sources: list[_Source], files: HfTensors
+) -> Iterator[Diagnostic]:
+    """Projections whose weight is not what the config says; a packed host weight would hide that in its total."""
+    dims = architecture.dims(config)
+    present = {name for source in sources for name in source.hf} & files.names()
+    for one in candidates(architecture, config):
+        name = f"{one.hf}.weight"
+        if name not in present:
+            continue
+        expected = (dims.resolve(one.projection.out_dim), dims.resolve(one.projection.in_dim))
+        if files.shape(name) != expected:
+            yield Diagnostic(
+                subject=name,
+                reason=f"has shape {list(files.shape(name))}, the config gives {list(expected)}",
+                cure="use the checkpoint's own config.json",
+            )
 
 
 def _layout(source: _Source, files: HfTensors, dims: ModelDims, run: ParallelRun) -> BlockLayout | None:

@@ -45,7 +45,8 @@ class LoraConfig:
     def __post_init__(self) -> None:
         for name in ("target_modules", "exclude_modules"):
             value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+            many = isinstance(value, Iterable) and not isinstance(value, str)
+            object.__setattr__(self, name, tuple(value) if many else (value,))
         raise_if_any("invalid LoRA configuration:", self._problems())
 
     def _problems(self) -> Iterable[Diagnostic]:
@@ -53,16 +54,24 @@ class LoraConfig:
             yield Diagnostic(
                 subject=f"rank={self.rank!r}", reason="not a positive integer", cure="use 1 or more, e.g. 16"
             )
-        if isinstance(self.alpha, bool) or not math.isfinite(self.alpha) or self.alpha <= 0:
+        if not _is_number(self.alpha) or not math.isfinite(self.alpha) or self.alpha <= 0:
             yield Diagnostic(
                 subject=f"alpha={self.alpha!r}",
-                reason="the delta would vanish or change sign",
+                reason="the delta would vanish or change sign" if _is_number(self.alpha) else "not a number",
                 cure="use a positive number, e.g. 2 * rank",
             )
-        if not 0.0 <= self.dropout < 1.0:
+        if not _is_number(self.dropout) or not 0.0 <= self.dropout < 1.0:
             yield Diagnostic(subject=f"dropout={self.dropout!r}", reason="not a probability below 1", cure="use 0.0")
+        if not isinstance(self.use_rslora, bool):
+            yield Diagnostic(subject=f"use_rslora={self.use_rslora!r}", reason="not a boolean", cure="use True")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            yield Diagnostic(subject=f"seed={self.seed!r}", reason="not an integer", cure="use 0")
         if not self.target_modules:
             yield Diagnostic(subject="target_modules", reason="names no module", cure="use 'all-linear'")
+        for name in ("target_modules", "exclude_modules"):
+            for target in getattr(self, name):
+                if not isinstance(target, str) or not target:
+                    yield Diagnostic(subject=f"{name}: {target!r}", reason="not a module name", cure="use 'q_proj'")
         if self.scope not in SCOPES:
             yield Diagnostic(
                 subject=f"scope={self.scope!r}",
@@ -80,3 +89,7 @@ class LoraConfig:
     def scale(self) -> float:
         """Factor on `B A x`: `alpha / rank`, or `alpha / sqrt(rank)` with rsLoRA."""
         return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

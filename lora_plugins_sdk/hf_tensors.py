@@ -27,8 +27,16 @@ class HfTensors:
         self.directory = Path(directory)
         self._open = ExitStack()
         self._files: dict[str, Any] = {}
-        # A safetensors handle is no mapping: iterating it needs keys().
-        self._where = {name: file for file in self._shards() for name in self._file(file).keys()}  # noqa: SIM118
+        self._where: dict[str, str] = {}
+        for file in self._shards():
+            for name in self._file(file).keys():  # noqa: SIM118  (a safetensors handle is no mapping)
+                if name in self._where:
+                    raise LoraError(
+                        name,
+                        reason=f"is in both {self._where[name]} and {file} of {self.directory}",
+                        cure="keep one of them, or add the model.safetensors.index.json of this checkpoint",
+                    )
+                self._where[name] = file
 
     def _shards(self) -> list[str]:
         index = self.directory / "model.safetensors.index.json"
@@ -42,7 +50,7 @@ class HfTensors:
                 )
             return files
         try:
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            files = sorted({str(file) for file in json.loads(index.read_text())["weight_map"].values()})
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise LoraError(
                 str(index), reason=f"is no weight index ({error!r})", cure="download the checkpoint again"

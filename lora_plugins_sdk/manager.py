@@ -12,6 +12,7 @@ from lora_plugins_sdk import defaults, hookspecs
 from lora_plugins_sdk.architecture import Architecture, BaseWeight
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.errors import LoraError, raise_if_any
+from lora_plugins_sdk.region import GRAD_SUM_GROUPS
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.table import ParamRow, SitePlan
 from lora_plugins_sdk.trace import trace_if_asked
@@ -93,8 +94,18 @@ class SelectedPlugin:
         return self._call("lora_normalize_targets", architecture=self.architecture, hf_config=hf_config, lora=lora)
 
     def complete_row(self, row: ParamRow, facts: RunFacts) -> ParamRow:
-        """The row with its gradient-sum group, PEFT name and serving names."""
+        """The row with its gradient-sum group, PEFT name and serving names.
+
+        Raises:
+            LoraError: the plugin names a group that does not exist.
+        """
         group = self._call("lora_grad_sum_groups", row=row, facts=facts)
+        if group not in ("none", *GRAD_SUM_GROUPS):
+            raise LoraError(
+                f"plugin {self.name!r}",
+                reason=f"lora_grad_sum_groups answers {group!r} for {row.hf_module}, which is no group",
+                cure=f"answer one of none, {', '.join(GRAD_SUM_GROUPS)}",
+            )
         row = replace(row, grad_sum_group=None if group == "none" else group)
         row = replace(row, hf_name=self._call("lora_hf_name", row=row))
         return replace(row, serving_names=self._call("lora_serving_names", row=row))

@@ -12,7 +12,20 @@ from lora_plugins_sdk.init import shard
 from lora_plugins_sdk.peft_files import PeftAdapter
 
 # PEFT options that change what the tensors mean, with the only value that means plain LoRA.
-_PLAIN = {"use_dora": False, "bias": "none", "rank_pattern": {}, "alpha_pattern": {}, "fan_in_fan_out": False}
+_PLAIN = {
+    "alora_invocation_tokens": None,
+    "alpha_pattern": {},
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "layer_replication": None,
+    "lora_bias": False,
+    "rank_pattern": {},
+    "use_bdlora": None,
+    "use_dora": False,
+    "use_qalora": False,
+}
+# Initial values that PEFT takes out of the base weights: such an adapter fits the changed base only.
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def import_adapter(model: Model, saved: PeftAdapter) -> None:
@@ -67,6 +80,13 @@ def _config_problems(adapter: LoraAdapter, saved: PeftAdapter) -> Iterator[Diagn
                 reason="its tensors mean something else than plain LoRA",
                 cure="convert the adapter to plain LoRA first",
             )
+    init = str(config.get("init_lora_weights"))
+    if init.startswith(_CHANGES_BASE):
+        yield Diagnostic(
+            subject=f"init_lora_weights={init!r}",
+            reason="its initial values were subtracted from the base weights, so it does not fit the base as it is",
+            cure="convert it with PEFT's path_initial_model_for_weight_conversion",
+        )
 
 
 def _tensor_problems(adapter: LoraAdapter, saved: PeftAdapter) -> Iterator[Diagnostic]:

@@ -11,6 +11,9 @@ from torch import nn
 
 from lora_plugins_sdk.adapter import Model, adapter_of, chunks_of
 from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.region import GRAD_SUM_GROUPS
+
+_WIRED = "_lora_reduces_gradients"
 
 
 def reduce_grads(model: Model) -> None:
@@ -25,33 +28,45 @@ def reduce_grads(model: Model) -> None:
     """
     adapter = adapter_of(model)
     groups: Mapping[str, dist.ProcessGroup | None] = {"tp": adapter.run.tp_group}
+    assert set(groups) == set(GRAD_SUM_GROUPS)
     tagged: dict[tuple[str, torch.dtype], list[nn.Parameter]] = {}
     for parameter in adapter.parameters():
         name = parameter.grad_sum_group  # type: ignore[attr-defined]
         if name is not None:
             tagged.setdefault((name, _grad(parameter).dtype), []).append(parameter)
     for (name, _), parameters in sorted(tagged.items(), key=lambda item: str(item[0])):
-        if name not in groups:
-            raise LoraError(
-                f"gradient-sum group {name!r}",
-                reason="this run has no such group",
-                cure=f"use one of {', '.join(groups)}",
-            )
         _sum_coalesced(parameters, groups[name])
 
 
 def reduce_grads_in_finalize(model: Model) -> None:
     """Wire `reduce_grads` into megatron-core: it runs at the end of `config.finalize_model_grads_func`.
 
-    After the host's own function, since by then no asynchronous reduction of the buffers is in flight.
+    After the host's own function, since by then no asynchronous reduction of the buffers is in flight. With
+    distributed-optimizer buffers, where only this rank's shard of a buffer is complete, the sum of that shard is still
+    right: ranks of one TP group own the same shard. Call it after whatever else sets that function; `detach` takes it
+    out again.
 
     Raises:
-        LoraError: no adapter is attached, or the host has no `config`.
+        LoraError: no adapter is attached, the host has no `config`, or it is wired already.
     """
-    adapter_of(model)
+    adapter = adapter_of(model)
     configs = {id(config): config for config in map(_config, chunks_of(model))}
     for config in configs.values():
-        config.finalize_model_grads_func = _then_reduce(config.finalize_model_grads_func, model)
+        if hasattr(config.finalize_model_grads_func, _WIRED):
+            raise LoraError(
+                "finalize_model_grads_func",
+                reason="reduces the adapter's gradients already, and a second sum would be wrong",
+                cure="call reduce_grads_in_finalize once",
+            )
+    for config in configs.values():
+        before = config.finalize_model_grads_func
+        wired = config.finalize_model_grads_func = _then_reduce(before, model)
+        adapter.restore.callback(_unwire, config, wired, before)
+
+
+def _unwire(config: Any, wired: Callable[..., None], before: Callable[..., None] | None) -> None:
+    if config.finalize_model_grads_func is wired:
+        config.finalize_model_grads_func = before
 
 
 def _config(chunk: nn.Module) -> Any:
@@ -73,6 +88,7 @@ def _then_reduce(finalize: Callable[..., None] | None, model: Model) -> Callable
         finalize(*args, **kwargs)
         reduce_grads(model)
 
+    setattr(finalize_then_reduce, _WIRED, True)
     return finalize_then_reduce
 
 
@@ -86,7 +102,8 @@ def _grad(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def _sum_coalesced(parameters: list[nn.Parameter], group: dist.ProcessGroup | None) -> None:
-    assert group is not None, "a tagged factor exists only in a run with that group"
+    if group is None or group.size() == 1:
+        return
     grads = [_grad(parameter) for parameter in parameters]
     flat = torch.cat([grad.reshape(-1) for grad in grads])
     dist.all_reduce(flat, group=group)

@@ -13,6 +13,9 @@ from enum import StrEnum
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.site import SiteKind
 
+GRAD_SUM_GROUPS = ("tp",)
+"""Groups that a factor's gradient may be summed over, besides the host's own data-parallel reduction."""
+
 
 class Collective(StrEnum):
     """A collective over the TP group on the r-wide product `[tokens, r]`."""

@@ -12,6 +12,7 @@ from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.factors import LoraFactors
 from lora_plugins_sdk.parallel_run import ParallelRun
+from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.table import SitePlan
 
 FACTORS = "lora"
@@ -67,7 +68,7 @@ class SiteHandle:
             self.module.return_layernorm_output = self._had_norm_output
 
 
-def check_host(module: nn.Module, plan: SitePlan, tp: int) -> None:
+def check_host(module: nn.Module, plan: SitePlan, facts: RunFacts) -> None:
     """Refuse a module that cannot carry this site's adapter, before anything is changed.
 
     Raises:
@@ -82,7 +83,7 @@ def check_host(module: nn.Module, plan: SitePlan, tp: int) -> None:
         )
     weight = getattr(module, "weight", None)
     if plan.site.tied is None or weight is not None:
-        expected = host_weight_shape(plan, tp)
+        expected = host_weight_shape(plan, facts.tp)
         shape = tuple(weight.shape) if isinstance(weight, torch.Tensor) else None
         if shape != expected:
             raise LoraError(
@@ -95,6 +96,12 @@ def check_host(module: nn.Module, plan: SitePlan, tp: int) -> None:
             where,
             reason="its norm is not fused into it, or it cannot return the normed input (no `return_layernorm_output`)",
             cure="build the model on Transformer Engine or on lora_plugins_sdk.hosts.torch_backend",
+        )
+    if getattr(module, "sequence_parallel", facts.sequence_parallel) != facts.sequence_parallel:
+        raise LoraError(
+            where,
+            reason=f"was built with sequence_parallel={not facts.sequence_parallel}, the run says otherwise",
+            cure="attach with the parallel options that the model was built with",
         )
     if getattr(module, "gather_output", False):
         raise LoraError(
@@ -117,7 +124,7 @@ def _patched_forward(
     fused_norm: bool,
 ) -> Callable[..., Any]:
     # The branch mutates a buffer and may communicate: it runs as it is, also within a compiled model.
-    add_delta: Callable[..., torch.Tensor] = torch.compiler.disable(delta)
+    add_delta: Any = torch.compiler.disable(delta)
 
     def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         if kwargs.get("runtime_gather_output"):

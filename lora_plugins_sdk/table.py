@@ -143,7 +143,20 @@ def derive_table(
         adapted = [index for index, one in enumerate(members) if one.hf in wanted]
         if adapted:
             plans.append(_plan(plugin, site, layer, members, adapted, dims, lora, facts))
-    return ParameterTable(architecture=architecture.name, lora=lora, facts=facts, plans=tuple(plans))
+    table = ParameterTable(architecture=architecture.name, lora=lora, facts=facts, plans=tuple(plans))
+    raise_if_any(f"plugin {plugin.name!r} gives one name to several factors:", _shared_names(table))
+    return table
+
+
+def _shared_names(table: ParameterTable) -> list[Diagnostic]:
+    users: dict[str, list[str]] = {}
+    for row in table.rows:
+        users.setdefault(row.hf_name, []).append(row.init_key)
+    return [
+        Diagnostic(subject=name, reason=f"names {' and '.join(rows)}", cure="fix the plugin's lora_hf_name")
+        for name, rows in users.items()
+        if len(rows) > 1
+    ]
 
 
 def site_layout(site: Site, dims: ModelDims, tp: int) -> BlockLayout:
