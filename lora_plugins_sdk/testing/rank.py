@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import os
 import pickle
 import random
@@ -15,7 +14,6 @@ import traceback
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +22,7 @@ from lora_plugins_sdk.hosts.initialize import initialize_megatron
 from lora_plugins_sdk.testing.layout import enter_layout
 from lora_plugins_sdk.testing.messages import Case, Raised, Ready, Returned
 from lora_plugins_sdk.testing.stacks import serve_stacks
+from lora_plugins_sdk.testing.transport import dump_result
 
 SEED = 1234
 
@@ -61,7 +60,7 @@ def _run(case: Case) -> Returned | Raised:
         function = case.function.resolve()
         args, kwargs = pickle.loads(case.arguments)
         _enter_world(case)
-        return Returned(value=_pickle(function(*args, **kwargs)))
+        return Returned(value=dump_result(function(*args, **kwargs)))
     except BaseException as error:  # pytest's Skipped and SystemExit too: nothing a rank does may pass for success
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         return Raised(
@@ -100,16 +99,3 @@ def _leave_world() -> None:
     torch.set_default_dtype(torch.float32)
     torch.use_deterministic_algorithms(False)
     gc.collect()
-
-
-class _CpuPickler(pickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, torch.Tensor) and obj.device.type != "cpu":
-            return obj.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return NotImplemented
-
-
-def _pickle(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    _CpuPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
-    return buffer.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pickletools
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.testing import Layout, current_layout, current_run, run_world
+from lora_plugins_sdk.testing.transport import dump_result
 
 pytestmark = [pytest.mark.world, pytest.mark.mcore_matrix]
 
@@ -90,14 +92,28 @@ def test_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert os.environ["MASTER_ADDR"] == "elsewhere"
 
 
-def double(values: torch.Tensor) -> torch.Tensor:
-    return (values * 2).requires_grad_()
+def double(values: torch.Tensor) -> dict[str, object]:
+    twice = torch.nn.Parameter(values * 2)
+    return {"twice": twice, "again": [twice], "view": (twice + 0)[1:3], "bf16": twice.bfloat16()[::2]}
 
 
 def test_large_tensors_both_ways() -> None:
     values = torch.arange(4_000_000, dtype=torch.float32)
     for result in run_world(double, Layout(tp=2), values):
-        assert torch.equal(result, values * 2)
+        assert torch.equal(result["twice"], values * 2) and result["twice"].requires_grad
+        assert result["again"][0] is result["twice"]
+        assert result["view"].tolist() == [2, 4] and result["view"].untyped_storage().nbytes() == 8
+        assert torch.equal(result["bf16"], values[::2].bfloat16() * 2)
+
+
+def names_in_a_pickled_tensor() -> set[str]:
+    return {name for _, name, _ in pickletools.genops(dump_result(torch.ones(2))) if isinstance(name, str)}
+
+
+def test_results_are_read_without_megatron() -> None:
+    """megatron-core 0.19 replaces the function that plain pickle loads tensors with by its own."""
+    (names,) = run_world(names_in_a_pickled_tensor, Layout())
+    assert "load_tensor" in names and not any(name.startswith("megatron") for name in names)
 
 
 def speak() -> None:

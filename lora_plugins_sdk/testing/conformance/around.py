@@ -1,0 +1,27 @@
+"""A context manager that is entered around what is measured, in every process that measures."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pkgutil import resolve_name
+
+from lora_plugins_sdk.errors import LoraError
+
+
+def entered(around: str | None) -> AbstractContextManager[object]:
+    """The context manager that `around` names, `package.module:factory`, or one that does nothing.
+
+    A seeded fault (a mutant) is put in this way: the factory takes no argument and returns a context manager.
+
+    Raises:
+        LoraError: there is no such factory.
+    """
+    if around is None:
+        return nullcontext()
+    try:
+        factory = resolve_name(around)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise LoraError(
+            f"around={around!r}", reason=f"cannot be imported ({error})", cure="write it as package.module:factory"
+        ) from error
+    return factory()

@@ -1,0 +1,80 @@
+"""What the checks of one subject share: worlds, and what was observed in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lora_plugins_sdk.testing.conformance.around import entered
+from lora_plugins_sdk.testing.conformance.subject import Subject
+from lora_plugins_sdk.testing.layout import Layout
+from lora_plugins_sdk.testing.world import run_world
+
+if TYPE_CHECKING:
+    from lora_plugins_sdk.testing.conformance.observe.observation import RankObservation
+
+WORLD_SECONDS = 120.0
+
+
+class Context:
+    """One subject under test.
+
+    Args:
+        subject: what is tested.
+        around: `package.module:factory` of a context manager that is entered around everything that is measured, in
+            every process that measures (a seeded fault); None for nothing.
+        world_seconds: what a world of ranks may take before it is ended with every rank's stack.
+    """
+
+    def __init__(self, subject: Subject, *, around: str | None = None, world_seconds: float = WORLD_SECONDS) -> None:
+        self.subject = subject
+        self.around = around
+        self.world_seconds = world_seconds
+        self.sites: set[str] = set()
+        self._kept: dict[object, Any] = {}
+
+    def exercised(self, sites: Iterable[str]) -> None:
+        """Record host modules whose values the running check measured."""
+        self.sites.update(sites)
+
+    def keep(self, key: object, make: Callable[[], Any]) -> Any:
+        """The value of `make()`, or what it raised, made once."""
+        if key not in self._kept:
+            try:
+                self._kept[key] = partial(_give, make())
+            except Exception as error:
+                self._kept[key] = partial(_raise, error)
+        return self._kept[key]()
+
+    def world(self, function: Callable[..., Any], layout: Layout, *arguments: Any) -> list[Any]:
+        """`function(*arguments)` on every rank of a layout, within `around`; the ranks' values in rank order.
+
+        Raises:
+            WorldError: a rank raised, died or hung; it shows every rank's stack.
+        """
+        return run_world(_in_rank, layout, self.around, function, arguments, timeout=self.world_seconds)
+
+    def observation(self, layout: Layout) -> list[RankObservation]:
+        """What every rank of a layout observed in the standard run; the world is started once."""
+        from lora_plugins_sdk.testing.conformance.observe.observation import observe
+        from lora_plugins_sdk.testing.conformance.reference import base_directory
+        from lora_plugins_sdk.testing.conformance.problem import make_problem
+
+        subject = self.subject
+        return self.keep(
+            layout, lambda: self.world(observe, layout, subject, base_directory(subject), make_problem(subject))
+        )
+
+
+def _give(value: Any) -> Any:
+    return value
+
+
+def _raise(error: Exception) -> Any:
+    raise error.with_traceback(None)
+
+
+def _in_rank(around: str | None, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    with entered(around):
+        return function(*arguments)

@@ -1,0 +1,137 @@
+"""The standard run of one rank: import, one pass, two optimizer steps, and exports on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lora_plugins_sdk.adapter import LoraAdapter
+from lora_plugins_sdk.attachment import attach
+from lora_plugins_sdk.peft_export import export_adapter
+from lora_plugins_sdk.peft_import import import_adapter
+from lora_plugins_sdk.testing.conformance.observe.capture import Captured, capturing
+from lora_plugins_sdk.testing.conformance.observe.session import Session, build_base, run_pass, wrap
+from lora_plugins_sdk.testing.conformance.problem import Problem, peft_adapter
+from lora_plugins_sdk.testing.conformance.subject import Subject
+from lora_plugins_sdk.testing.layout import current_run
+
+LEARNING_RATE = 0.02
+MOMENTUM = 0.9
+STEPS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankObservation:
+    """What one rank saw; tensors by `ParamRow.init_key` are this rank's parts.
+
+    Args:
+        rank: global rank.
+        tp_rank, pp_rank, dp_rank: its place.
+        logits: of each of its microbatches; empty before the last stage.
+        captured: what passed through its linears, in the first pass.
+        grads: gradient of each factor after all reductions.
+        grad_norm: of the whole model, each factor counted once by the host's own marks.
+        initial: the factors as initialised, exported (every rank has all of it).
+        imported: what was imported, exported again.
+        stepped: each factor after two optimizer steps.
+        exported: the adapter after these steps.
+    """
+
+    rank: int
+    tp_rank: int
+    pp_rank: int
+    dp_rank: int
+    logits: list[Tensor]
+    captured: Captured
+    grads: dict[str, Tensor]
+    grad_norm: float
+    initial: dict[str, Tensor]
+    imported: dict[str, Tensor]
+    stepped: dict[str, Tensor]
+    exported: dict[str, Tensor]
+
+
+def observe(subject: Subject, directory: Path, problem: Problem) -> RankObservation:
+    """Run on every rank of a world."""
+    run = current_run()
+    model = build_base(subject, directory)
+    adapter = attach(model, subject.selected, subject.hf_config, subject.lora(), run)
+    initial = _exported(model)
+    import_adapter(model, peft_adapter(subject, problem.factors))
+    imported = _exported(model)
+    session = Session(model=model, chunk=wrap(model), adapter=adapter)
+    with capturing(adapter) as captured:
+        logits = run_pass(session.chunk, run, problem)
+    grads, norm = local_grads(adapter), gradient_norm(adapter)
+    _steps(session, problem)
+    return RankObservation(
+        rank=dist.get_rank(),
+        tp_rank=run.tp_rank,
+        pp_rank=run.pp_rank,
+        dp_rank=run.dp_rank,
+        logits=logits,
+        captured=captured,
+        grads=grads,
+        grad_norm=norm,
+        initial=initial,
+        imported=imported,
+        stepped=local_factors(adapter),
+        exported=_exported(model),
+    )
+
+
+def local_grads(adapter: LoraAdapter) -> dict[str, Tensor]:
+    """This rank's part of every factor's gradient, as an optimizer would find it."""
+    return {
+        row.init_key: getattr(factors, row.param).main_grad[row.stacked_at : row.stacked_at + row.local_shape[0]].clone()
+        for factors in adapter.factors()
+        for row in factors.plan.rows
+    }
+
+
+def local_factors(adapter: LoraAdapter) -> dict[str, Tensor]:
+    """This rank's part of every factor."""
+    return {row.init_key: factors.local(row).clone() for factors in adapter.factors() for row in factors.plan.rows}
+
+
+def gradient_norm(adapter: LoraAdapter) -> float:
+    """2-norm of the whole gradient, replicas counted once as megatron-core's optimizers do it.
+
+    They keep a parameter that is marked `tensor_model_parallel` on every rank and any other on TP rank 0 alone, then
+    sum the squares over the model parallel group.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+
+    counted = [
+        vars(one)["main_grad"] for one in adapter.parameters() if param_is_not_tensor_parallel_duplicate(one)
+    ]
+    square = torch.stack([torch.zeros(()), *(grad.float().square().sum() for grad in counted)]).sum()
+    dist.all_reduce(square, group=parallel_state.get_model_parallel_group())
+    return square.sqrt().item()
+
+
+def _steps(session: Session, problem: Problem) -> None:
+    """Optimizer steps; the first uses the gradients that are there. Momentum keeps state without hiding small errors.
+
+    Adam would divide each entry by its own size, and so turn rounding of tiny entries into steps of full length.
+    """
+    parameters = session.adapter.parameters()
+    optimizer = torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM) if parameters else None
+    for step in range(STEPS):
+        if step:
+            run_pass(session.chunk, session.run, problem)
+        for parameter in parameters:
+            parameter.grad = vars(parameter)["main_grad"]
+        if optimizer is not None:
+            optimizer.step()
+        for parameter in parameters:
+            parameter.grad = None
+
+
+def _exported(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in export_adapter(model).tensors.items()}

@@ -1,0 +1,138 @@
+"""The independent reader: transformers alone, with the product `scale * B A` added to each weight by plain arithmetic."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.testing.conformance.problem import Problem, make_problem
+from lora_plugins_sdk.testing.conformance.subject import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What transformers computes with the folded weights.
+
+    Args:
+        logits: `[microbatches, samples, tokens, vocabulary]`.
+        outputs: of each adapted HF module, `[microbatches, samples, tokens, out]`.
+        output_grads: the loss's gradient with respect to these.
+        grads: of each factor by `ParamRow.init_key`, by the chain rule from the folded weight's gradient.
+    """
+
+    logits: Tensor
+    outputs: Mapping[str, Tensor]
+    output_grads: Mapping[str, Tensor]
+    grads: Mapping[str, Tensor]
+
+
+@cache
+def base_directory(subject: Subject) -> Path:
+    """A HF directory of the subject's config with lively weights, made once and removed at exit.
+
+    Every matrix is drawn with unit gain, and what is one-dimensional (norms, biases) is perturbed: equal norms would
+    hide one that is left out or mixed up.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="lora-conformance-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    directory = folder / "base"
+    new_model(subject).save_pretrained(directory)
+    return directory
+
+
+def new_model(subject: Subject) -> Any:
+    """The base in transformers, float32, in evaluation mode."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    options = dict(subject.hf_config)
+    config = AutoConfig.for_model(options.pop("model_type"), **options)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    draw = torch.Generator().manual_seed(subject.seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=draw)
+            if parameter.dim() == 1:
+                parameter += 0.2 * noise
+            else:
+                parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
+    return model
+
+
+@cache
+def folded_reference(subject: Subject) -> Reference:
+    """The reference of the subject's standard problem."""
+    return make_reference(subject, make_problem(subject))
+
+
+def make_reference(subject: Subject, problem: Problem, **changes: object) -> Reference:
+    """Fold, run, differentiate.
+
+    Args:
+        subject: what is tested.
+        problem: batch, loss and factors.
+        changes: other LoRA options than the subject's.
+    """
+    model, table = new_model(subject).requires_grad_(False), subject.table(RunFacts(), **changes)
+    modules = {row.hf_module: model.get_submodule(row.hf_module) for row in table.rows}
+    outputs: dict[str, list[Tensor]] = {name: [] for name in modules}
+    for name, module in modules.items():
+        module.weight.requires_grad_(True)
+        module.register_forward_hook(_keep(outputs[name]))
+    fold_into(modules, problem.factors, table.lora.scale)
+    logits = [model(tokens).logits for tokens in problem.tokens]
+    loss = sum((one * weights).sum() for one, weights in zip(logits, problem.upstream, strict=True)) / len(logits)
+    assert isinstance(loss, Tensor)
+    loss.backward()
+    return Reference(
+        logits=torch.stack(logits).detach(),
+        outputs={name: torch.stack(seen).detach() for name, seen in outputs.items()},
+        output_grads={name: torch.stack([_grad(one) for one in seen]) for name, seen in outputs.items()},
+        grads=_factor_grads(modules, problem.factors, table.lora.scale),
+    )
+
+
+def fold_into(modules: Mapping[str, nn.Module], factors: Mapping[str, Tensor], scale: float) -> None:
+    """`W += scale * B A`, summed in float64."""
+    with torch.no_grad():
+        for name, module in modules.items():
+            a, b = factors[f"{name}.lora_A"].double(), factors[f"{name}.lora_B"].double()
+            weight = module.get_parameter("weight")
+            weight.copy_(weight.double() + scale * b @ a)
+
+
+def _factor_grads(
+    modules: Mapping[str, nn.Module], factors: Mapping[str, Tensor], scale: float
+) -> dict[str, Tensor]:
+    """With `W' = W + scale B A`: `dB = scale dW' A^T` and `dA = scale B^T dW'`."""
+    grads = {}
+    for name, module in modules.items():
+        d_weight = _grad(module.get_parameter("weight")).double()
+        a, b = factors[f"{name}.lora_A"].double(), factors[f"{name}.lora_B"].double()
+        grads[f"{name}.lora_A"] = (scale * b.t() @ d_weight).float()
+        grads[f"{name}.lora_B"] = (scale * d_weight @ a.t()).float()
+    return grads
+
+
+def _grad(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None, "every folded weight is part of the loss"
+    return tensor.grad
+
+
+def _keep(store: list[Tensor]) -> Any:
+    def keep(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        if output.requires_grad:
+            output.retain_grad()
+        store.append(output)
+
+    return keep

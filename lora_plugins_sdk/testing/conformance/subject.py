@@ -1,0 +1,121 @@
+"""What is put to the test: an architecture, a tiny HF config, and what the plugin says it lacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lora_plugins_sdk.config import LoraConfig
+from lora_plugins_sdk.dims import read_hf_config
+from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.manager import SelectedPlugin
+from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.selection import load_plugin
+from lora_plugins_sdk.table import ParameterTable, derive_table
+from lora_plugins_sdk.targets import candidates
+from lora_plugins_sdk.testing.conformance.capability import check_lacks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Names and numbers only, so that every rank can build the same.
+
+    Args:
+        architecture: its name.
+        plugin: the plugin's name or file where two serve one architecture; None otherwise.
+        config_json: the tiny HF config as JSON.
+        lacks: pairs of capability and reason.
+        rank, alpha: of the adapter; alpha / rank must be neither 1 nor rank, or a forgotten factor would not show.
+        seed: seed of base weights, adapter and batches.
+        sequence_length: tokens of each sample; TP * CP * 2 divides it.
+    """
+
+    architecture: str
+    plugin: str | None = None
+    config_json: str
+    lacks: tuple[tuple[str, str], ...] = ()
+    rank: int = 4
+    alpha: float = 6.0
+    seed: int = 0
+    sequence_length: int = 16
+
+    @classmethod
+    def of(
+        cls,
+        architecture: str,
+        *,
+        hf_config: Mapping[str, Any] | str | Path | None = None,
+        plugin: str | None = None,
+        lacks: Mapping[str, str] | None = None,
+        **numbers: Any,
+    ) -> Subject:
+        """A subject from what an author writes; the architecture's own `tiny_config` and `lacks` where None is given.
+
+        Raises:
+            LoraError: no such architecture, no config, or an opt-out that is none.
+        """
+        declared = load_plugin(architecture=architecture, plugin=plugin).architecture
+        config = dict(declared.tiny_config if hf_config is None else read_hf_config(hf_config))
+        if not config:
+            raise LoraError(
+                f"architecture {architecture!r}",
+                reason="declares no tiny_config, so there is no model to check it with",
+                cure="declare one in the Architecture, or give a HF config (hf_config, --hf-config)",
+            )
+        lacks = dict(declared.lacks if lacks is None else lacks)
+        check_lacks(lacks)
+        return cls(
+            architecture=architecture,
+            plugin=plugin,
+            config_json=json.dumps(config, sort_keys=True),
+            lacks=tuple(sorted(lacks.items())),
+            **numbers,
+        )
+
+    @cached_property
+    def hf_config(self) -> dict[str, Any]:
+        """The tiny HF config."""
+        return json.loads(self.config_json)
+
+    @cached_property
+    def selected(self) -> SelectedPlugin:
+        """The plugin, selected in this process."""
+        return load_plugin(architecture=self.architecture, plugin=self.plugin)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What was looked up in one process does not travel to another: hooks are found there again.
+        return {name: value for name, value in self.__dict__.items() if name in self.__dataclass_fields__}
+
+    def lora(self, **changes: Any) -> LoraConfig:
+        """The adapter's hyper-parameters; by default every projection that the config lets one adapt is a target."""
+        options = {"rank": self.rank, "alpha": self.alpha, "seed": self.seed, "target_modules": self.targets()}
+        return LoraConfig(**(options | changes))
+
+    def targets(self) -> tuple[str, ...]:
+        """Every projection as a target, the output head included, tied weights left out."""
+        architecture = self.selected.architecture
+        dims = architecture.dims(self.hf_config)
+        sites = [one for one in architecture.sites if one.tied is None or not dims.flag(one.tied.when)]
+        return tuple(projection.hf.format(layer="*") for site in sites for projection in site.projections)
+
+    def site_modules(self) -> dict[str, list[str]]:
+        """Host modules of each declared site, by the site's path; sites that the config does not have are empty."""
+        places: dict[str, list[str]] = {site.path: [] for site in self.selected.architecture.sites}
+        for one in candidates(self.selected.architecture, self.hf_config):
+            if one.host not in places[one.site.path]:
+                places[one.site.path].append(one.host)
+        return places
+
+    def table(self, facts: RunFacts, **changes: Any) -> ParameterTable:
+        """The parameter table of a run, derived in this process.
+
+        Raises:
+            LoraError: the run is not possible.
+        """
+        # A layout is run facts with a name; the table must not depend on the name.
+        sizes = {name: getattr(facts, name) for name in RunFacts.__slots__}
+        return derive_table(self.selected, self.hf_config, self.lora(**changes), RunFacts(**sizes))
