@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import time
+import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
@@ -56,6 +57,8 @@ def _become_rank(connection: int, log: int, folder: Path) -> NoReturn:
         os.dup2(log, 2)
         serve(Connection(connection), folder / f"{os.getpid()}.stack")
         code = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(code)  # never back into the launcher's loop
 

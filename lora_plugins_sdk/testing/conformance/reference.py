@@ -111,9 +111,7 @@ def fold_into(modules: Mapping[str, nn.Module], factors: Mapping[str, Tensor], s
             weight.copy_(weight.double() + scale * b @ a)
 
 
-def _factor_grads(
-    modules: Mapping[str, nn.Module], factors: Mapping[str, Tensor], scale: float
-) -> dict[str, Tensor]:
+def _factor_grads(modules: Mapping[str, nn.Module], factors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     """With `W' = W + scale B A`: `dB = scale dW' A^T` and `dA = scale B^T dW'`."""
     grads = {}
     for name, module in modules.items():

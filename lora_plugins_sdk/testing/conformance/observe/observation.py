@@ -87,7 +87,9 @@ def observe(subject: Subject, directory: Path, problem: Problem) -> RankObservat
 def local_grads(adapter: LoraAdapter) -> dict[str, Tensor]:
     """This rank's part of every factor's gradient, as an optimizer would find it."""
     return {
-        row.init_key: getattr(factors, row.param).main_grad[row.stacked_at : row.stacked_at + row.local_shape[0]].clone()
+        row.init_key: getattr(factors, row.param)
+        .main_grad[row.stacked_at : row.stacked_at + row.local_shape[0]]
+        .clone()
         for factors in adapter.factors()
         for row in factors.plan.rows
     }
@@ -107,9 +109,7 @@ def gradient_norm(adapter: LoraAdapter) -> float:
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 
-    counted = [
-        vars(one)["main_grad"] for one in adapter.parameters() if param_is_not_tensor_parallel_duplicate(one)
-    ]
+    counted = [vars(one)["main_grad"] for one in adapter.parameters() if param_is_not_tensor_parallel_duplicate(one)]
     square = torch.stack([torch.zeros(()), *(grad.float().square().sum() for grad in counted)]).sum()
     dist.all_reduce(square, group=parallel_state.get_model_parallel_group())
     return square.sqrt().item()
