@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import tomllib
@@ -126,3 +127,31 @@ def test_every_in_tree_plugin_is_packaged_and_registered() -> None:
     packages = {Path(one).name for one in PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]}
     registered = set(PYPROJECT["project"]["entry-points"]["lora_plugins"].values())
     assert folders == registered == packages - {"lora_plugins_sdk", "lora_harness"}
+
+
+# What a plugin may import of the SDK besides the names of `lora_plugins_sdk.__all__`.
+PUBLIC_MODULES = ("lora_plugins_sdk.errors", "lora_plugins_sdk.hosts.", "lora_plugins_sdk.testing")
+
+
+@pytest.mark.parametrize(
+    "file", sorted(ROOT.glob("plugins/*/lora_plugin_*/**/*.py")), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_a_plugin_imports_only_public_names_and_no_other_plugin(file: Path) -> None:
+    import lora_plugins_sdk
+
+    own = file.relative_to(ROOT / "plugins").parts[1]
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            modules = {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module is not None, f"{file.name}: relative import"
+            modules = {node.module}
+            if node.module == "lora_plugins_sdk":
+                assert {alias.name for alias in node.names} <= set(lora_plugins_sdk.__all__), file.name
+                continue
+        else:
+            continue
+        for module in modules:
+            root = module.partition(".")[0]
+            assert root != "lora_harness" and (not root.startswith("lora_plugin_") or root == own), module
+            assert root != "lora_plugins_sdk" or module.startswith(PUBLIC_MODULES), module
