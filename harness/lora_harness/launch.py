@@ -43,3 +43,8 @@ def start(parallel: ParallelSection, *, seed: int) -> ParallelRun:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     facts = RunFacts(tp=parallel.tp, pp=parallel.pp, dp=world // model, sequence_parallel=parallel.sequence_parallel)
     return initialize_megatron(facts, seed=seed)
+
+
+def run_device() -> torch.device:
+    """Where this rank's models live."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

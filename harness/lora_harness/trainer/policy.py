@@ -47,6 +47,9 @@ class MegatronPolicy:
         config: the training config.
         run: this rank's place.
 
+    Attributes:
+        updates: optimizer updates made so far.
+
     Raises:
         LoraError: the model, the checkpoint or the adapter cannot be had.
     """
@@ -56,6 +59,7 @@ class MegatronPolicy:
         self._run = run
         self._built = build_policy(config, run)
         self._optimizer = AdapterOptimizer(self._built.adapter.parameters(), config.optimizer, run)
+        self.updates = 0
         self._last_stage = run.pp_rank == run.facts.pp - 1
         self._options = LossOptions(
             norm=config.algorithm.loss_norm,
@@ -119,6 +123,7 @@ class MegatronPolicy:
         loss = partial(self._policy_loss, normaliser=normaliser, ref=ref_logprobs, old=old_logprobs)
         left = list(self._run_schedule(batch, rows, loss, forward_only=False))
         grad_norm = self._optimizer.step(lr)
+        self.updates += 1
         return UpdateReport(stats=self._share([one["stats"] for _, one in left]), grad_norm=grad_norm)
 
     def _run_schedule(
@@ -196,7 +201,7 @@ class MegatronPolicy:
         drawn_by = values.logprobs if before is None else before
         gap = logprob_gap(drawn_by, batch.rollout_logprobs[micro.rows], mask)
         stats = TokenStats(tokens=stats.tokens, sums=stats.sums | gap.sums, maxima=gap.maxima)
-        # megatron-core divides by the microbatches and averages over data parallel ranks; this loss is a share of a sum.
+        # megatron-core divides by the microbatches and averages over data parallel ranks; this is a share of a sum.
         return loss * count * self._run.facts.dp, {"stats": stats}
 
     def _share(self, stats: list[TokenStats]) -> TokenStats:
