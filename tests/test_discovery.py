@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -207,3 +208,10 @@ def test_files_of_one_name_do_not_shadow_each_other_or_a_module(tmp_path: Path, 
 def test_a_file_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LoraError, match=r"nope\.py: there is no such file"):
         discover(files=[tmp_path / "nope.py"])
+
+
+def test_a_file_that_fails_leaves_no_half_made_module_behind(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("x = 1\n1 / 0\n")
+    before = set(sys.modules)
+    assert row_of("bad", files=[tmp_path / "bad.py"]).status is PluginStatus.BROKEN
+    assert not {name for name in set(sys.modules) - before if name.startswith("_lora_plugin_file")}
