@@ -52,7 +52,7 @@ def _owner(root: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[type[Base
         part = parts.pop(0)
         field = model.model_fields.get(str(part))
         keys.append(str(part))
-        members = _models(field) if field is not None else []
+        members = models_of(field) if field is not None else []
         if not members or not parts:
             break
         model = members[0]
@@ -62,7 +62,8 @@ def _owner(root: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[type[Base
     return model, keys
 
 
-def _models(field: FieldInfo) -> list[type[BaseModel]]:
+def models_of(field: FieldInfo) -> list[type[BaseModel]]:
+    """The models that a field may hold: none for a plain value, several for a union."""
     annotation = field.annotation
     candidates = [annotation, *get_args(annotation)]
     return [one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)]

@@ -1,0 +1,162 @@
+"""Everything a run writes and shows, except the adapter itself."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+
+from lora_harness.config import TrainConfig, dump_config
+from lora_harness.report.curves import RewardCurve, draw_rewards
+from lora_harness.report.display import RunDisplay
+from lora_harness.report.metrics_file import FILE_NAME, MetricsWriter, flatten
+from lora_harness.report.summary import Summary
+from lora_plugins_sdk.errors import LoraError
+
+PLOT_NAME = "reward.png"
+# What every row of metrics.jsonl has.
+REQUIRED = {
+    "step",
+    "reward",
+    "kl",
+    "entropy",
+    "clip_share",
+    "grad_norm",
+    "logprob_gap_mean",
+    "logprob_gap_max",
+    "tokens",
+    "bytes_synced",
+}
+
+
+def refuse_used_output(output: Path) -> None:
+    """Raise a `LoraError` when `output` holds an earlier run: its rows must not be mixed with another's."""
+    if output.exists() and not output.is_dir():
+        raise LoraError(f"output = {str(output)!r}", reason="is a file", cure="give a directory")
+    if (output / FILE_NAME).exists():
+        raise LoraError(
+            f"output = {str(output)!r}",
+            reason="already holds a run",
+            cure="choose another directory (--set output=DIR), or remove this one",
+        )
+
+
+class RunReport:
+    """Files and display of one run: config.toml, metrics.jsonl, tensorboard/, reward.png, summary.json.
+
+    A context; what was written stays when the run fails, and ``reward.png`` then shows the steps so far.
+
+    Args:
+        config: the run's config.
+        writes: False on all ranks but one; they write and show nothing.
+        console: where to show the run, standard output by default.
+
+    Raises:
+        LoraError: on entering, when the output directory already holds a run.
+    """
+
+    def __init__(self, config: TrainConfig, *, writes: bool, console: Console | None = None) -> None:
+        self._config = config
+        self._writes = writes
+        self._console = console or Console()
+        self._open = ExitStack()
+        self._rows: list[dict[str, float | int]] = []
+        self._held_out: dict[int, float] = {}
+        self._trained_parameters = 0
+        self._began = 0.0
+
+    def __enter__(self) -> RunReport:
+        if self._writes:
+            from tensorboard.summary import Writer
+
+            output = self._config.output
+            refuse_used_output(output)
+            output.mkdir(parents=True, exist_ok=True)
+            (output / "config.toml").write_text(dump_config(self._config), encoding="utf-8")
+            self._metrics = self._open.enter_context(MetricsWriter(output))
+            self._tensorboard = Writer(str(output / "tensorboard"))
+            self._open.callback(self._tensorboard.close)
+            self._open.callback(self._draw)
+            self._display = self._open.enter_context(RunDisplay(self._console, self._config.steps))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def start(self, *, trained_parameters: int) -> None:
+        """Called once, before the first evaluation.
+
+        Args:
+            trained_parameters: number of adapter parameters.
+        """
+        if not self._writes:
+            return
+        self._trained_parameters = trained_parameters
+        self._began = time.perf_counter()
+        self._display.say(f"training {trained_parameters:,} adapter parameters; output: {self._config.output}")
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """Write and show a finished step.
+
+        Args:
+            row: numbers, or tables of numbers, by name; ``step`` counts from 0. `REQUIRED` names must be
+                there.
+        """
+        if not self._writes:
+            return
+        flat = flatten(row)
+        assert flat.keys() >= REQUIRED, f"a row lacks {sorted(REQUIRED - flat.keys())}"
+        self._rows.append(flat)
+        broken = self._metrics.write(flat)
+        done = int(flat["step"]) + 1
+        for name, value in flat.items():
+            if name != "step" and name not in broken:
+                self._tensorboard.add_scalar(name, value, done)
+        self._display.step(flat)
+        if broken:
+            self._display.say(f"warning: step {done} has values that are not finite: {', '.join(broken)}")
+        if "eval_reward" in flat:
+            self._held_out[done] = flat["eval_reward"]
+
+    def finish(self, *, reward_before: float, reward_after: float) -> None:
+        """Write the summary and show what changed.
+
+        Args:
+            reward_before, reward_after: mean held-out reward before and after training.
+        """
+        if not self._writes:
+            return
+        config = self._config
+        self._held_out |= {0: reward_before, config.steps: reward_after}
+        for done in (0, config.steps):
+            self._tensorboard.add_scalar("eval_reward", self._held_out[done], done)
+        gaps = [row["logprob_gap_max"] for row in self._rows]
+        Summary(
+            reward_before=reward_before,
+            reward_after=reward_after,
+            steps=len(self._rows),
+            tokens=int(sum(row["tokens"] for row in self._rows)),
+            seconds=time.perf_counter() - self._began,
+            trained_parameters=self._trained_parameters,
+            logprob_gap_max=max(gaps) if all(map(math.isfinite, gaps)) else None,
+            held_out_prompts=config.eval.count,
+            seed=config.seed,
+            model=str(config.model.path),
+        ).write(config.output)
+        self._display.say(
+            f"held-out reward {reward_before:.3f} -> {reward_after:.3f} on {config.eval.count} prompts; "
+            f"curve: {config.output / PLOT_NAME}, adapter: {config.output / 'adapter'}"
+        )
+
+    def _draw(self) -> None:
+        if self._rows:
+            curve = RewardCurve(label=self._config.output.name, rows=self._rows, held_out=self._held_out)
+            draw_rewards([curve], self._config.output / PLOT_NAME)
