@@ -58,6 +58,7 @@ def _lift_rng() -> None:
     random.initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
     # Obstacle: activation recompute saves the CUDA generator's state. The CPU's, saved next to it, is enough.
     random._get_cuda_rng_state = lambda *args, **kwargs: torch.empty(0, dtype=torch.uint8)
+    # Obstacle: restoring it queues a callback for CUDA's start, which never comes: the queue grows with every layer.
     random._set_cuda_rng_state = lambda *args, **kwargs: None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -14,22 +16,26 @@ from lora_plugins_sdk.run import RunFacts
 def initialize_megatron(facts: RunFacts, *, seed: int = 0) -> ParallelRun:
     """Install the CPU shim if needed, create megatron-core's groups and describe this rank's place in them.
 
-    Without an initialised default process group, a world of this one process is made.
+    Joins torchrun's world when started by it and no process group exists yet; otherwise makes a world of one process.
 
     Args:
         facts: sizes of the run; their product must be the world size.
         seed: seed of megatron-core's CUDA generators (dropout only; unused on a CPU).
 
     Raises:
-        LoraError: the world size is not tp * pp * cp * dp.
+        LoraError: the world size is not tp * pp * cp * dp, or megatron-core is initialised already.
     """
     from megatron.core import parallel_state, tensor_parallel
 
     install_cpu_shim()
-    cuda = torch.cuda.is_available()
+    if parallel_state.model_parallel_is_initialized():
+        raise LoraError(
+            "megatron-core's parallel state",
+            reason="is initialised already",
+            cure="describe it with ParallelRun.from_megatron(), or destroy it first",
+        )
     if not dist.is_initialized():
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=0, world_size=1)
+        _start_world()
     ranks = facts.tp * facts.pp * facts.cp * facts.dp
     if ranks != dist.get_world_size():
         raise LoraError(
@@ -43,6 +49,17 @@ def initialize_megatron(facts: RunFacts, *, seed: int = 0) -> ParallelRun:
         context_parallel_size=facts.cp,
         create_gloo_process_groups=False,  # on a CPU all groups are gloo; elsewhere nothing needs them
     )
-    if cuda:
+    if torch.cuda.is_available():
         tensor_parallel.model_parallel_cuda_manual_seed(seed)
     return ParallelRun.from_megatron(sequence_parallel=facts.sequence_parallel)
+
+
+def _start_world() -> None:
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)

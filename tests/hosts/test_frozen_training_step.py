@@ -25,6 +25,8 @@ HF = dict(
 LENGTHS = (6, 8, 5, 8)  # tokens of each microbatch
 BATCH, LEARNING_RATE = 2, 0.5
 TRAINED = ("self_attention.linear_proj.weight", "mlp.linear_fc1.layer_norm_weight")
+pytestmark = [pytest.mark.world, pytest.mark.mcore_matrix]
+
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
@@ -124,19 +126,15 @@ def _check(layout: Layout, *, tied: bool = False, train_embedding: bool = False,
     assert losses == pytest.approx(sorted(map(float, reference["losses"])), rel=1e-12)
 
 
-@pytest.mark.world
-@pytest.mark.mcore_matrix
 @pytest.mark.parametrize("layout", [Layout(dp=2), Layout(pp=2), Layout(pp=2, dp=2)], ids=str)
 def test_step_with_few_trained_weights(layout: Layout) -> None:
     _check(layout, variable_seq_lengths=layout.pp > 1)
 
 
-@pytest.mark.world
 def test_tied_embedding_trains_on_both_stages() -> None:
     _check(Layout(pp=2), tied=True, train_embedding=True, variable_seq_lengths=True)
 
 
-@pytest.mark.world
 @pytest.mark.parametrize("layout", [Layout(), Layout(pp=2)], ids=str)
 def test_recomputed_activations_give_the_same_step(layout: Layout) -> None:
     _check(layout, train_embedding=True, variable_seq_lengths=layout.pp > 1, **RECOMPUTE)

@@ -11,7 +11,6 @@ from lora_plugins_sdk.hosts.hf_fields import rope_theta, unsupported_fields
 from lora_plugins_sdk.hosts.sizes import dense_size_problems, padded_vocab_size
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.run import RunFacts
-from lora_plugins_sdk.testing import Layout, WorldError, run_world
 
 SIZES = {"num_attention_heads": 12, "num_key_value_heads": 3, "intermediate_size": 18, "num_hidden_layers": 4}
 
@@ -78,18 +77,3 @@ def test_overrides_that_cannot_be_applied(override: str, words: str) -> None:
     with pytest.raises(LoraError, match=words) as error:
         transformer_config(ParallelRun.single(), dtype=torch.float32, model=model, overrides={override: 1})
     assert override in str(error.value)
-
-
-def _start_with_wrong_sizes() -> None:
-    from megatron.core import parallel_state
-
-    from lora_plugins_sdk.hosts.initialize import initialize_megatron
-
-    parallel_state.destroy_model_parallel()
-    initialize_megatron(RunFacts(tp=2))
-
-
-@pytest.mark.world
-def test_a_world_of_another_size_is_refused() -> None:
-    with pytest.raises(WorldError, match=r"world size 1: .*makes 2 ranks -> start 2 processes"):
-        run_world(_start_with_wrong_sizes, Layout())
