@@ -87,6 +87,13 @@ def lora_plugins_commands() -> str:
     return _commands("lora-plugins", app)
 
 
+def lora_grpo_commands() -> str:
+    """The commands of `lora-grpo` with their options."""
+    from lora_harness.cli import app
+
+    return _commands("lora-grpo", app)
+
+
 def _commands(program: str, app: Any) -> str:
     import typer
 
@@ -112,7 +119,9 @@ def _options_table(command: Any) -> str:
         if one.name in ("help", "install_completion", "show_completion"):
             continue
         names = one.opts if one.param_type_name == "option" else [_argument(one)]
-        shown = "required" if one.required else "" if one.default in (None, False) else f"`{one.default}`"
+        shown = (
+            "required" if one.required else "" if one.default is None or one.default is False else f"`{one.default}`"
+        )
         rows.append((", ".join(f"`{name}`" for name in names), one.help or "", shown))
     return table(("Option", "Meaning", "Default"), rows) if rows else ""
 
@@ -195,6 +204,7 @@ def _default(field: Any) -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "hooks": hooks,
     "lora_plugins": lora_plugins_commands,
+    "lora_grpo": lora_grpo_commands,
     "harness_config": harness_config,
 }
 

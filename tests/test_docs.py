@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import os
@@ -13,8 +14,10 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import typer
 
 from lora_plugins_sdk import hookspecs
 
@@ -104,6 +107,13 @@ def generator() -> ModuleType:
     return module
 
 
+def commands_of(program: str) -> dict[str, Any]:
+    """Name -> command of one of our command lines."""
+    module = {"lora-plugins": "lora_plugins_sdk.cli.app", "lora-grpo": "lora_harness.cli"}[program]
+    group: Any = typer.main.get_command(importlib.import_module(module).app)
+    return group.commands
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     result = run_python(page, tmp_path)
@@ -129,6 +139,11 @@ def test_commands_exist_and_lora_plugins_commands_succeed(page: Path, tmp_path: 
                 [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=60
             )
             assert result.returncode == 0, f"{program} {arguments}: {result.stderr}{result.stdout}"
+        elif program == "lora-grpo":
+            assert arguments[0] in commands_of(program), arguments
+        elif program == "torchrun":
+            module, command = arguments[arguments.index("-m") + 1 :][:2]
+            assert importlib.util.find_spec(f"{module}.__main__") and command in commands_of("lora-grpo")
         elif program == "make":
             assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), arguments
         else:
@@ -176,17 +191,13 @@ def test_every_hook_has_a_heading_its_exact_signature_and_a_row_for_each_argumen
     assert documented == list(signature.parameters)
 
 
-def test_every_command_and_option_is_documented() -> None:
-    import typer
-
-    from lora_plugins_sdk.cli.app import app
-
+@pytest.mark.parametrize("program", ["lora-plugins", "lora-grpo"])
+def test_every_command_and_option_is_documented(program: str) -> None:
     page = (ROOT / "docs" / "cli.md").read_text()
-    group = typer.main.get_command(app)
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
-        _, found, section = page.partition(f"\n### lora-plugins {name}")
+    for name, command in commands_of(program).items():
+        _, found, section = page.partition(f"\n### {program} {name}")
         assert found, name
-        section = section.partition("\n### ")[0]
+        section = re.split(r"\n##+ ", section)[0]
         for parameter in command.params:
             for option in parameter.opts if parameter.param_type_name == "option" else []:
                 assert option in ("--help", "-h") or f"`{option}`" in section, f"{name} {option}"
