@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from rich.table import Table
+from rich.text import Text
 
 from lora_harness.config.explain import models_of
 from lora_harness.config.root import TrainConfig
@@ -48,14 +49,12 @@ def _default(field: FieldInfo) -> str:
 
 def option_table() -> Table:
     """`options` for a terminal."""
-    table = Table(
-        "option", "default", "meaning", title="Options of a training config (TOML; a.b is key b of table [a])"
-    )
-    last = ""
+    table = Table("option", "default", "meaning", title="Options of a training config (TOML; a.b is key b of table a)")
+    last: str | None = None
     for key, default, meaning in options():
         table_name = key.split(".")[0] if "." in key else ""
-        if (last and table_name != last) or key.endswith(".kind"):
+        if last not in (None, table_name) or key.endswith(".kind"):
             table.add_section()
         last = table_name
-        table.add_row(key, default, meaning)
+        table.add_row(*map(Text, (key, default, meaning)))
     return table

@@ -103,16 +103,18 @@ class AlgorithmSection(Section):
         default=None,
         gt=0,
         lt=1,
-        description="ratio is clipped below at 1 - clip_low, between 0 and 1; default 0.2",
+        description="ratio is clipped below at 1 - clip_low, between 0 and 1; default 0.2 with several updates a step",
     )
     clip_high: float | None = Field(
-        default=None, gt=0, description="ratio is clipped above at 1 + clip_high; default 0.2"
+        default=None,
+        gt=0,
+        description="ratio is clipped above at 1 + clip_high; default 0.2 with several updates a step",
     )
     kl_coef: float = Field(
         default=0.0, ge=0, description="weight of the KL to the reference in the loss; 0 turns it off"
     )
     kl_estimator: Literal["k1", "k2", "k3"] | None = Field(
-        default=None, description="estimator of the KL term in the loss: 'k1', 'k2' or 'k3'; default 'k3'"
+        default=None, description="estimator of the KL: 'k1', 'k2' or 'k3'; default 'k3' with kl_coef above 0"
     )
     loss_norm: Literal["token", "sequence", "constant"] = Field(
         default="token",

@@ -32,8 +32,10 @@ def math_verify(example: Example, completion: str) -> float:
     from math_verify import parse, verify
 
     assert example.answer is not None
-    answer = parse(example.answer) or parse(f"${example.answer}$")
-    if not answer:
+    # Unmarked, `x + 1` would be read as the number in it.
+    marked = any(mark in example.answer for mark in ("$", "\\boxed", "\\(", "\\["))
+    answer = parse(example.answer if marked else f"${example.answer}$")
+    if all(isinstance(form, str) for form in answer):  # nothing but the text itself
         raise ValueError(f"math-verify finds no mathematics in the answer {example.answer!r}")
     return float(verify(answer, parse(completion)))
 
