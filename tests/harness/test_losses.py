@@ -10,7 +10,6 @@ import torch
 
 from lora_harness.kl import KlEstimator
 from lora_harness.losses import LossNorm, LossOptions, logprob_gap, loss_normaliser, policy_loss
-from lora_harness.token_stats import TokenStats
 
 MAX_NEW_TOKENS = 9
 NORMS: tuple[LossNorm, ...] = ("token", "sequence", "constant")
@@ -195,10 +194,3 @@ def test_logprob_gap_mean_and_max_aggregate_over_parts():
     mask = torch.tensor([[True, True, True], [True, True, False]])
     total = logprob_gap(train[:1], engine[:1], mask[:1]) + logprob_gap(train[1:], engine[1:], mask[1:])
     assert total.values() == pytest.approx({"logprob_gap_mean": 0.75 / 5, "logprob_gap_max": 0.5})
-
-
-def test_token_stats_of_no_token_do_not_hide_those_of_others():
-    none = TokenStats.over(torch.tensor([False]), {"x": torch.tensor([5.0])}, {"m": torch.tensor([5.0])})
-    some = TokenStats.over(torch.tensor([True]), {"x": torch.tensor([-2.0])}, {"m": torch.tensor([-2.0])})
-    assert (none + some).values() == {"x": -2.0, "m": -2.0}
-    assert none.values() == {"x": 0.0, "m": 0.0}
