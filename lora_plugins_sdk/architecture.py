@@ -41,6 +41,8 @@ class Architecture:
         base_weights: host tensors that belong to no site (norms, embedding). Site weights are derived from the sites.
         num_layers: config expression for the number of layers.
         fallbacks: expressions for config keys that HF lets a config omit.
+        tiny_config: HF config of a model small enough for `lora-plugins check`; empty when there is none.
+        lacks: capability -> reason, for what the conformance kit must not expect (the names are the kit's).
     """
 
     name: str
@@ -49,6 +51,8 @@ class Architecture:
     base_weights: tuple[BaseWeight, ...] = ()
     num_layers: str = "num_hidden_layers"
     fallbacks: Mapping[str, str] = field(default_factory=dict)
+    tiny_config: Mapping[str, object] = field(default_factory=dict)
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
     def dims(self, hf_config: Mapping[str, object]) -> ModelDims:
         """Sizes of one model of this architecture.

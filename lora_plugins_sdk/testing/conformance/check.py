@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ class Check:
         proves: one sentence: what is true of a plugin that passes.
         run: measures and yields what is wrong; takes the context, and the layout at level PARALLEL.
         needs: capabilities without which it cannot pass; a layout adds its own.
-        unavailable: why this machine cannot run it, or None; only checks of level DEVICE have one.
+        unavailable: why it cannot be run here, or None; such a check is reported as not run, never as passed.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Check:
     proves: str
     run: Callable[..., Iterable[Finding]]
     needs: tuple[str, ...] = ()
-    unavailable: Callable[[], str | None] | None = None
+    unavailable: Callable[[Context], str | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,3 +121,16 @@ class Result:
             ],
             "sites": sorted(self.sites),
         }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], case: Case) -> Result:
+        """The inverse of `record`, for a record of this case."""
+        findings = [{name: one[name] for name in Finding.__slots__} for one in record["findings"]]
+        return cls(
+            case=case,
+            status=Status(record["status"]),
+            findings=tuple(Finding(**one) for one in findings),
+            reason=record["reason"],
+            seconds=record["seconds"],
+            sites=frozenset(record["sites"]),
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lora_plugins_sdk.testing.conformance.around import entered
@@ -25,12 +26,27 @@ class Context:
         around: `package.module:factory` of a context manager that is entered around everything that is measured, in
             every process that measures (a seeded fault); None for nothing.
         world_seconds: what a world of ranks may take before it is ended with every rank's stack.
+        snapshot: file with the accepted parameter table; None when there is none to compare with.
+        update_snapshot: write that file.
+        how_to_update: what a user does to have it written, for messages.
     """
 
-    def __init__(self, subject: Subject, *, around: str | None = None, world_seconds: float = WORLD_SECONDS) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        *,
+        around: str | None = None,
+        world_seconds: float = WORLD_SECONDS,
+        snapshot: Path | None = None,
+        update_snapshot: bool = False,
+        how_to_update: str = "",
+    ) -> None:
         self.subject = subject
         self.around = around
         self.world_seconds = world_seconds
+        self.snapshot = snapshot
+        self.update_snapshot = update_snapshot
+        self.how_to_update = how_to_update
         self.sites: set[str] = set()
         self._kept: dict[object, Any] = {}
 
@@ -58,8 +74,8 @@ class Context:
     def observation(self, layout: Layout) -> list[RankObservation]:
         """What every rank of a layout observed in the standard run; the world is started once."""
         from lora_plugins_sdk.testing.conformance.observe.observation import observe
-        from lora_plugins_sdk.testing.conformance.reference import base_directory
         from lora_plugins_sdk.testing.conformance.problem import make_problem
+        from lora_plugins_sdk.testing.conformance.reference import base_directory
 
         subject = self.subject
         return self.keep(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lora_plugins_sdk.table import ParamRow
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
@@ -40,3 +42,25 @@ class Finding:
         measured += "" if self.bound is None else f" (at most {self.bound:.2g})"
         where = ", ".join(part for part in place if part)
         return f"{self.what}{' of ' if where else ''}{where}{measured} -> {self.cause}"
+
+
+def factor_finding(
+    what: str,
+    row: ParamRow,
+    *,
+    cause: str,
+    error: float | None = None,
+    bound: float | None = None,
+    rank: int | None = None,
+) -> Finding:
+    """A finding about one factor."""
+    return Finding(
+        what=what,
+        cause=cause,
+        site=row.host_module,
+        projection=row.hf_module,
+        factor=row.factor,
+        rank=rank,
+        error=error,
+        bound=bound,
+    )

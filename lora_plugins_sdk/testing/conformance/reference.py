@@ -1,4 +1,4 @@
-"""The independent reader: transformers alone, with the product `scale * B A` added to each weight by plain arithmetic."""
+"""The independent reader: transformers alone, `scale * B A` added to each weight by plain arithmetic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import atexit
 import math
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,9 +47,35 @@ def base_directory(subject: Subject) -> Path:
     """
     folder = Path(tempfile.mkdtemp(prefix="lora-conformance-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    directory = folder / "base"
-    new_model(subject).save_pretrained(directory)
+    return _save(new_model(subject), folder / "base")
+
+
+def save_folded(subject: Subject, problem: Problem) -> Path:
+    """A HF directory of the base with the problem's factors merged in, next to the base."""
+    model, table = new_model(subject), subject.table(RunFacts())
+    modules = {row.hf_module: model.get_submodule(row.hf_module) for row in table.rows}
+    fold_into(modules, problem.factors, table.lora.scale)
+    return _save(model, base_directory(subject).parent / "merged")
+
+
+def _save(model: Any, directory: Path) -> Path:
+    with quiet_transformers():
+        model.save_pretrained(directory)
     return directory
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without transformers' progress bars."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def new_model(subject: Subject) -> Any:

@@ -39,7 +39,7 @@ def run_case(context: Context, case: Case) -> Result:
     A plugin that lacks a needed capability must fail it: a pass is an error, since the opt-out then hides something.
     """
     check = case.check
-    missing = check.unavailable() if check.unavailable is not None else None
+    missing = check.unavailable(context) if check.unavailable is not None else None
     if missing is not None:
         return Result(case=case, status=Status.NOT_RUN, reason=missing)
     context.sites.clear()

@@ -18,6 +18,21 @@ ARCHITECTURE = Architecture(
     name="qwen3",
     model_types=("qwen3",),
     fallbacks={"head_dim": "hidden_size // num_attention_heads"},
+    # Uneven on purpose: an odd vocabulary is padded under TP, and no two widths are equal.
+    tiny_config={
+        "model_type": "qwen3",
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
     sites=(
         Site(
             path=f"{_HOST}.self_attention.linear_qkv",

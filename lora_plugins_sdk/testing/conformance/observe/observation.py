@@ -67,7 +67,7 @@ def observe(subject: Subject, directory: Path, problem: Problem) -> RankObservat
     with capturing(adapter) as captured:
         logits = run_pass(session.chunk, run, problem)
     grads, norm = local_grads(adapter), gradient_norm(adapter)
-    _steps(session, problem)
+    optimizer_steps(session, problem)
     return RankObservation(
         rank=dist.get_rank(),
         tp_rank=run.tp_rank,
@@ -115,7 +115,7 @@ def gradient_norm(adapter: LoraAdapter) -> float:
     return square.sqrt().item()
 
 
-def _steps(session: Session, problem: Problem) -> None:
+def optimizer_steps(session: Session, problem: Problem) -> None:
     """Optimizer steps; the first uses the gradients that are there. Momentum keeps state without hiding small errors.
 
     Adam would divide each entry by its own size, and so turn rounding of tiny entries into steps of full length.

@@ -124,3 +124,11 @@ def run_pass(chunk: Any, run: ParallelRun, problem: Problem, *, backward: bool =
             forward_only=not backward,
         )
     return logits_seen
+
+
+def forward_logits(model: nn.Module, problem: Problem) -> Tensor:
+    """One process: logits `[microbatches, samples, tokens, vocabulary]` of a plain forward, without a schedule."""
+    positions = torch.arange(problem.tokens.shape[-1])
+    with torch.no_grad():
+        logits = [model(tokens, positions.expand_as(tokens), None) for tokens in problem.tokens]
+    return torch.stack(logits)[..., : problem.upstream.shape[-1]]

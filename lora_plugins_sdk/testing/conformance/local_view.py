@@ -1,0 +1,74 @@
+"""What one rank should hold of a full tensor, and its linears' outputs as HF projections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.site import SiteKind
+from lora_plugins_sdk.table import SitePlan
+from lora_plugins_sdk.testing.conformance.observe.observation import RankObservation
+
+
+def batch_first(captured: Sequence[Tensor]) -> Tensor:
+    """Captured `[tokens, samples, width]` of each microbatch as `[microbatches, samples, tokens, width]`."""
+    return torch.stack(list(captured)).transpose(1, 2)
+
+
+def by_projection(plan: SitePlan, facts: RunFacts, tp_rank: int, local: Tensor) -> dict[str, Tensor]:
+    """This rank's columns of each adapted projection, in HF order and without host padding.
+
+    Args:
+        plan: the site.
+        facts: of the run that `local` comes from.
+        tp_rank: this rank's.
+        local: the linear's output (or its gradient), `[..., host columns of this rank]`.
+    """
+    split = facts.tp if plan.site.kind is SiteKind.COLUMN else 1
+    blocked = local.unflatten(-1, (plan.layout.blocks // split, plan.layout.block_rows))
+    found = {}
+    for index in plan.adapted:
+        start, run = plan.layout.run_offset(index), plan.layout.runs[index]
+        first, last = plan.layout.hf_slab(index, tp_rank if split > 1 else 0, split)
+        columns = blocked[..., start : start + run].flatten(-2)
+        found[plan.site.projections[index].hf.format(layer=plan.layer)] = columns[..., : last - first]
+    return found
+
+
+def output_columns(plan: SitePlan, facts: RunFacts, tp_rank: int) -> dict[str, slice]:
+    """Which of a projection's columns a rank holds."""
+    split = facts.tp if plan.site.kind is SiteKind.COLUMN else 1
+    return {
+        plan.site.projections[index].hf.format(layer=plan.layer): slice(
+            *plan.layout.hf_slab(index, tp_rank if split > 1 else 0, split)
+        )
+        for index in plan.adapted
+    }
+
+
+def input_columns(plan: SitePlan, facts: RunFacts, tp_rank: int, width: int) -> slice:
+    """Which of the linear's input columns a rank holds."""
+    if plan.site.kind is not SiteKind.ROW:
+        return slice(0, width)
+    return slice(tp_rank * width // facts.tp, (tp_rank + 1) * width // facts.tp)
+
+
+def tokens_of(facts: RunFacts, seen: RankObservation, length: int, *, split_over_tp: bool) -> Tensor:
+    """Positions that a rank holds of a sequence of `length` tokens.
+
+    Args:
+        facts: of the run.
+        seen: says which rank it is.
+        length: of the whole sequence.
+        split_over_tp: the tensor lies where sequence parallelism splits tokens over TP.
+    """
+    positions = torch.arange(length)
+    return positions.chunk(facts.tp)[seen.tp_rank] if split_over_tp and facts.sequence_parallel else positions
+
+
+def microbatches_of(facts: RunFacts, seen: RankObservation, count: int) -> Tensor:
+    """Microbatches that a rank was dealt."""
+    return torch.arange(seen.dp_rank, count, facts.dp)

@@ -1,0 +1,69 @@
+"""bfloat16: the adapter adds no error beyond what bfloat16 costs the base."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.testing.conformance.check import Check, Level
+from lora_plugins_sdk.testing.conformance.context import Context
+from lora_plugins_sdk.testing.conformance.expectation import one_process
+from lora_plugins_sdk.testing.conformance.finding import Finding, factor_finding
+from lora_plugins_sdk.testing.conformance.observe.observation import local_grads
+from lora_plugins_sdk.testing.conformance.observe.session import build_base, forward_logits, run_pass, start_session
+from lora_plugins_sdk.testing.conformance.problem import Problem, make_problem
+from lora_plugins_sdk.testing.conformance.reference import base_directory
+from lora_plugins_sdk.testing.conformance.single.base import transformers_logits
+from lora_plugins_sdk.testing.conformance.subject import Subject
+from lora_plugins_sdk.testing.layout import Layout
+
+ALLOWANCE = 2.0
+"""The adapted model may err this many times as much as the base alone: it has one more rounding at every linear."""
+
+_GRADIENT_BOUND = 0.25
+
+
+def _in_bfloat16(subject: Subject, directory: Path, problem: Problem) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    base = forward_logits(build_base(subject, directory, dtype=torch.bfloat16), problem)
+    session = start_session(subject, directory, problem.factors, dtype=torch.bfloat16)
+    adapted = forward_logits(session.model, problem)
+    run_pass(session.chunk, session.run, problem)
+    return base.float(), adapted.float(), local_grads(session.adapter)
+
+
+def _bfloat16(context: Context) -> Iterator[Finding]:
+    subject, seen = context.subject, one_process(context)
+    arguments = (subject, base_directory(subject), make_problem(subject))
+    ((base, adapted, grads),) = context.world(_in_bfloat16, Layout(), *arguments)
+    exact = transformers_logits(subject)
+    error = _mean_error(adapted, seen.logits)
+    bound = ALLOWANCE * _mean_error(base, exact)
+    if not error <= bound:
+        cause = "the branch loses precision: factors or the r-wide product are rounded more than the base is"
+        yield Finding(what="bfloat16 logits", error=error, bound=bound, cause=cause)
+    for row in subject.table(RunFacts()).rows:
+        context.exercised([row.host_module])
+        error = _mean_error(grads[row.init_key], seen.grads[row.init_key])
+        if not error <= _GRADIENT_BOUND:
+            cause = "the gradient is not the float32 one within bfloat16's error"
+            yield factor_finding("bfloat16 gradient", row, error=error, bound=_GRADIENT_BOUND, cause=cause)
+
+
+def _mean_error(actual: Tensor, expected: Tensor) -> float:
+    """Root mean square of the difference over that of what is expected."""
+    return ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+CHECKS = (
+    Check(
+        name="bfloat16",
+        level=Level.SINGLE,
+        proves="In bfloat16 the adapted model errs no more than the base's own rounding explains.",
+        run=_bfloat16,
+        needs=("build-model", "bfloat16"),
+    ),
+)

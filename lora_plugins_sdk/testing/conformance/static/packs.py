@@ -1,0 +1,113 @@
+"""Packs are invertible, for this model's sizes and for others that hypothesis draws."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from lora_plugins_sdk.dims import ModelDims
+from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.pack import BlockLayout
+from lora_plugins_sdk.site import Site, SiteKind
+from lora_plugins_sdk.table import site_layout
+from lora_plugins_sdk.testing.conformance.check import Check, Level
+from lora_plugins_sdk.testing.conformance.context import Context
+from lora_plugins_sdk.testing.conformance.finding import Finding
+
+TENSOR_PARALLEL = (1, 2, 3, 4)
+_EXAMPLES = 60
+_LARGEST_FACTOR = 4
+
+
+def pack_problem(layout: BlockLayout, tp: int) -> str | None:
+    """Why a layout is no invertible packing of its projections over `tp` ranks; None when it is one."""
+    if layout.blocks % tp:
+        return f"{layout.blocks} blocks cannot be split over {tp} ranks"
+    host = layout.host_index()
+    if len(host) != layout.host_rows:
+        return f"host_index has {len(host)} rows, the host weight {layout.host_rows}"
+    held = [(projection, row) for projection, row in host if row < layout.rows[projection]]
+    wanted = [(projection, row) for projection, count in enumerate(layout.rows) for row in range(count)]
+    if sorted(held) != wanted:
+        return "some HF row has no place in the host weight, or two"
+    for projection, count in enumerate(layout.rows):
+        local = layout.host_rows // tp
+        for rank in range(tp):
+            start, stop = layout.hf_slab(projection, rank, tp)
+            mine = [row for one, row in host[rank * local : (rank + 1) * local] if one == projection and row < count]
+            if mine != list(range(start, stop)):
+                return f"rank {rank} of {tp} holds rows {mine} of projection {projection}, not {start} to {stop - 1}"
+    return None
+
+
+def _packs(context: Context) -> Iterator[Finding]:
+    subject = context.subject
+    architecture = subject.selected.architecture
+    places = subject.site_modules()
+    for site in architecture.sites:
+        context.exercised(places[site.path])
+        module = next(iter(places[site.path]), site.path)
+        try:
+            site_layout(site, architecture.dims(subject.hf_config), 1)
+        except LoraError as error:
+            yield Finding(what="pack", site=module, cause=f"does not resolve: {error}")
+            continue
+        problem = _search(site, architecture.dims(subject.hf_config))
+        if problem:
+            yield Finding(what="pack", site=module, cause=problem)
+
+
+def _search(site: Site, dims: ModelDims) -> str | None:
+    """The smallest counterexample that hypothesis finds among multiples of the config's sizes."""
+    from hypothesis import HealthCheck, Phase, given, reject, settings
+    from hypothesis import strategies as st
+
+    names = sorted(_sizes(site, dims))
+    factors = st.fixed_dictionaries({name: st.integers(1, _LARGEST_FACTOR) for name in names})
+    failures: list[str] = []
+
+    @settings(
+        max_examples=_EXAMPLES,
+        database=None,
+        derandomize=True,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+    )
+    @given(factors, st.integers(0, 1), st.sampled_from(TENSOR_PARALLEL if site.kind is SiteKind.COLUMN else (1,)))
+    def property_holds(factor: dict[str, int], odd: int, tp: int) -> None:
+        config = dict(dims.config) | {name: dims.resolve(name) * factor[name] + odd for name in names}
+        try:
+            layout = site_layout(site, ModelDims(config, dims.fallbacks), tp)
+        except LoraError:
+            reject()
+        problem = pack_problem(layout, tp)
+        if problem:
+            failures.append(f"{problem} (TP {tp}, {', '.join(f'{name}={config[name]}' for name in names)})")
+        assert not problem
+
+    try:
+        property_holds()
+    except AssertionError:
+        return failures[-1]
+    return None
+
+
+def _sizes(site: Site, dims: ModelDims) -> set[str]:
+    """Config keys that the site's widths and its pack read."""
+    pack: Any = site.pack
+    texts = [projection.out_dim for projection in site.projections]
+    texts += [getattr(pack, name) for name in getattr(pack, "__dataclass_fields__", {})]
+    words = {word for text in texts if isinstance(text, str) for word in re.findall(r"[A-Za-z_]\w*", text)}
+    return {word for word in words if word in dims.config or word in dims.fallbacks}
+
+
+CHECKS = (
+    Check(
+        name="packs",
+        level=Level.STATIC,
+        proves="Every pack maps HF rows to host rows and back, one to one, for every tensor parallel size.",
+        run=_packs,
+    ),
+)
