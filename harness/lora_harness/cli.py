@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from lora_harness.quiet import quiet_libraries
 from lora_plugins_sdk.errors import LoraError
 
 USER_ERROR = 2
@@ -43,6 +44,8 @@ def _options(
 ) -> None:
     if debug:
         context.ensure_object(dict)["debug"] = True
+    else:
+        quiet_libraries()
 
 
 @app.command()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,8 +19,9 @@ if TYPE_CHECKING:
 START = "torchrun --nproc-per-node {ranks} -m lora_harness train CONFIG.toml"
 
 
-def start(parallel: ParallelSection, *, seed: int) -> ParallelRun:
-    """Join the process group of torchrun (or make one of this process alone) and split it as the config says.
+@contextmanager
+def started(parallel: ParallelSection, *, seed: int) -> Iterator[ParallelRun]:
+    """Join torchrun's world (or make one of this process alone), split as the config says; left when the context ends.
 
     The data parallel size is what is left: world size / (tp * pp).
 
@@ -37,12 +40,15 @@ def start(parallel: ParallelSection, *, seed: int) -> ParallelRun:
             reason=f"cannot share out {world} started process{'es' if world > 1 else ''}",
             cure=f"start a multiple of {model} processes, e.g. `{START.format(ranks=model)}`",
         )
-    if "RANK" in os.environ and not dist.is_initialized():
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     facts = RunFacts(tp=parallel.tp, pp=parallel.pp, dp=world // model, sequence_parallel=parallel.sequence_parallel)
-    return initialize_megatron(facts, seed=seed)
+    run = initialize_megatron(facts, seed=seed)
+    from megatron.core import parallel_state
+
+    try:
+        yield run
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
 
 
 def run_device() -> torch.device:

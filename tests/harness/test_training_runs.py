@@ -1,0 +1,135 @@
+"""Whole runs as a user starts them: `lora-grpo train`, alone and under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from tiny_model import write_tiny_qwen3
+
+from lora_harness.quickstart.tokenizer import VOCABULARY, build_tokenizer
+
+HERE = Path(__file__).parent
+STEPS = 5
+COMPARED = ("reward", "kl", "entropy", "clip_share", "grad_norm", "tokens", "completion_length")
+
+CONFIG = """
+steps = {steps}
+output = "{output}"
+seed = 3
+[model]
+path = "{model}"
+[task]
+kind = "function"
+prompts = "toy_rewards:prompts"
+reward = "toy_rewards:reward"
+[lora]
+rank = 4
+alpha = 8.0
+[algorithm]
+prompts_per_step = 6
+group_size = 4
+kl_coef = 0.05
+[optimizer]
+lr = 0.01
+schedule = "cosine"
+[rollout]
+max_new_tokens = 6
+[eval]
+count = 10
+every = 3
+temperature = 1.0
+samples = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = write_tiny_qwen3(tmp_path_factory.mktemp("qwen3"), vocab_size=len(VOCABULARY))
+    build_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def run_harness(model: Path, directory: Path, *overrides: str, ranks: int = 1) -> Path:
+    """Train as a user does; returns the output directory."""
+    directory.mkdir(exist_ok=True)
+    output = directory / "run"
+    config = directory / "config.toml"
+    config.write_text(CONFIG.format(steps=STEPS, output=output, model=model))
+    python = [sys.executable, "-m"]
+    start = (
+        python if ranks == 1 else [*python, "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+    sets = [part for override in overrides for part in ("--set", override)]
+    done = subprocess.run(
+        [*start, "lora_harness", "train", str(config), *sets],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return output
+
+
+def rows(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_harness(model, tmp_path_factory.mktemp("alone"))
+
+
+@pytest.mark.world
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("parallel.tp=2", "parallel.sequence_parallel=true"),
+        (),
+        ("parallel.pp=2", "parallel.micro_batch_size=5"),
+    ],
+    ids=["tp2+sp", "dp2", "pp2"],
+)
+def test_a_parallel_run_gives_the_curve_of_one_process(
+    model: Path, alone: Path, tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    """B2: prompts, samples, rewards, metrics and the final adapter do not depend on the topology."""
+    output = run_harness(model, tmp_path, *overrides, ranks=2)
+    for expected, found in zip(rows(alone), rows(output), strict=True):
+        for name in COMPARED:
+            assert found[name] == pytest.approx(expected[name], abs=1e-4), (expected["step"], name)
+        assert found.get("eval_reward") == expected.get("eval_reward")
+    adapter, reference = (load_file(one / "adapter" / "adapter_model.safetensors") for one in (output, alone))
+    assert adapter.keys() == reference.keys()
+    for name, tensor in reference.items():
+        assert (adapter[name] - tensor).abs().max() <= 1e-4, name
+
+
+def test_a_run_trains_and_leaves_everything(alone: Path) -> None:
+    written = rows(alone)
+    assert [row["step"] for row in written] == list(range(STEPS))
+    assert all(row["logprob_gap_max"] < 1e-5 for row in written)
+    assert all(row["bytes_synced"] > 0 for row in written)
+    assert written[0]["kl"] == 0.0 and written[-1]["kl"] > 0
+    assert written[-1]["reward"] > written[0]["reward"]
+    assert "eval_reward" in written[2] and "eval_reward" not in written[0]
+    summary = json.loads((alone / "summary.json").read_text())
+    assert summary["reward_after"] > summary["reward_before"]
+    for name in ("config.toml", "reward.png", "adapter/adapter_config.json", "tensorboard"):
+        assert (alone / name).exists(), name
+
+
+def test_the_resolved_config_repeats_the_run(model: Path, alone: Path, tmp_path: Path) -> None:
+    """Same config, same process count: the same numbers, bit for bit."""
+    again = run_harness(model, tmp_path)
+    for expected, found in zip(rows(alone), rows(again), strict=True):
+        assert {name: found[name] for name in COMPARED} == {name: expected[name] for name in COMPARED}
