@@ -17,7 +17,8 @@ def _projection(name: str, in_dim: str, out_dim: str) -> Projection:
 ARCHITECTURE = Architecture(
     name="qwen3",
     model_types=("qwen3",),
-    fallbacks={"head_dim": "hidden_size // num_attention_heads"},
+    # transformers' own default, which is not hidden_size // num_attention_heads.
+    fallbacks={"head_dim": "128"},
     # Uneven on purpose: an odd vocabulary is padded under TP, and no two widths are equal.
     tiny_config={
         "model_type": "qwen3",
