@@ -20,7 +20,7 @@ _FAMILIES = {
         "single.dropout",
         "single.precision",
     ),
-    Level.PARALLEL: (),
+    Level.PARALLEL: ("parallel.run", "parallel.values", "parallel.gradients", "parallel.steps", "parallel.exports"),
     Level.DEVICE: (),
 }
 

@@ -99,9 +99,8 @@ def compare_logits(
     """
     error = relative_error(actual, expected)
     if not error <= bound:
-        pattern = likely_cause(actual, expected, Suspects(ratios=ratios or {}))
-        words = cause if pattern.startswith("no known pattern") else f"{pattern}; {cause}"
-        yield Finding(what=what, cause=words, error=error, bound=bound)
+        pattern = likely_cause(actual, expected, Suspects(ratios=ratios or {}, fallback=""))
+        yield Finding(what=what, cause=f"{pattern}; {cause}" if pattern else cause, error=error, bound=bound)
 
 
 def compare_outputs(

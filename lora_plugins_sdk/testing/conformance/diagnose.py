@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 FIT = 1e-3
+NO_PATTERN = "no known pattern: compare the site's own mathematics (input treatment, scale, rank) with the reference"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +24,13 @@ class Suspects:
         peers: the same tensor as the other ranks of the TP group hold it.
         ratios: a factor by which it may be off -> what that means.
         others: name -> expected value of other tensors.
+        fallback: what to say when no hypothesis fits.
     """
 
     peers: Sequence[Tensor] = ()
     ratios: Mapping[float, str] = field(default_factory=dict)
     others: Mapping[str, Tensor] = field(default_factory=dict)
+    fallback: str | None = None
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -63,7 +66,7 @@ def likely_cause(actual: Tensor, expected: Tensor, suspects: Suspects | None = N
         words = hypothesis(actual, expected, suspects)
         if words:
             return words
-    return "no known pattern: compare the site's own mathematics (input treatment, scale, rank) with transformers'"
+    return NO_PATTERN if suspects.fallback is None else suspects.fallback
 
 
 def _fits(actual: Tensor, guess: Tensor) -> bool:

@@ -1,0 +1,80 @@
+"""Every factor's gradient on every rank, and the norm of the whole counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lora_plugins_sdk.init import shard
+from lora_plugins_sdk.table import ParamRow
+from lora_plugins_sdk.testing.conformance.check import Check, Level
+from lora_plugins_sdk.testing.conformance.compare import BOUND, parallel_ratios, same_shape
+from lora_plugins_sdk.testing.conformance.context import Context
+from lora_plugins_sdk.testing.conformance.diagnose import Suspects, likely_cause, relative_error
+from lora_plugins_sdk.testing.conformance.finding import Finding, factor_finding
+from lora_plugins_sdk.testing.conformance.observe.observation import RankObservation
+from lora_plugins_sdk.testing.conformance.parallel.ranks import Ranks
+from lora_plugins_sdk.testing.layout import Layout
+
+
+def _gradients(context: Context, layout: Layout) -> Iterator[Finding]:
+    ranks = Ranks.of(context, layout)
+    late = {(pair.seen.rank, pair.plan.host_module) for pair in ranks.output_grads if pair.wrong}
+    own, followers = [], []
+    for row in ranks.table.rows:
+        holders = [seen for seen in ranks.seen if row.init_key in seen.grads]
+        context.exercised([row.host_module] if holders else [])
+        if not holders:
+            own.append(factor_finding("gradient", row, cause="no rank has this factor"))
+        for seen in holders:
+            found = _wrong(ranks, row, seen)
+            if found is not None:
+                (followers if (seen.rank, row.host_module) in late else own).append(found)
+    # A wrong gradient of the output explains a wrong gradient of the factor; `input-gradients` names its origin.
+    yield from own or followers
+
+
+def _wrong(ranks: Ranks, row: ParamRow, seen: RankObservation) -> Finding | None:
+    actual, expected = seen.grads[row.init_key], shard(row, ranks.alone.grads[row.init_key], seen.tp_rank)
+    error = relative_error(actual, expected)
+    if error <= BOUND:
+        return None
+    whole = row.partition_dim == -1
+    suspects = Suspects(
+        peers=[peer.grads[row.init_key] for peer in ranks.tp_peers(seen)] if whole else (),
+        ratios=parallel_ratios(ranks.layout),
+        others=same_shape(row, ranks.table, ranks.alone.grads) if whole else {},
+    )
+    cause = likely_cause(actual, expected, suspects)
+    return factor_finding("gradient", row, cause=cause, error=error, bound=BOUND, rank=seen.rank)
+
+
+def _norm(context: Context, layout: Layout) -> Iterator[Finding]:
+    ranks = Ranks.of(context, layout)
+    context.exercised(plan.host_module for plan in ranks.table.plans)
+    expected = ranks.alone.grad_norm
+    for seen in ranks.seen:
+        error = abs(seen.grad_norm / expected - 1)
+        if not error <= BOUND:
+            way = "replicas are counted more than once" if seen.grad_norm > expected else "some factors are not counted"
+            cause = (
+                f"{seen.grad_norm:.6g} instead of {expected:.6g}: {way} (tensor_model_parallel marks), or a gradient"
+            )
+            yield Finding(what="gradient norm", rank=seen.rank, error=error, bound=BOUND, cause=f"{cause} is wrong")
+
+
+CHECKS = (
+    Check(
+        name="gradients",
+        level=Level.PARALLEL,
+        proves="After all reductions every rank's part of every factor's gradient is that of one process.",
+        run=_gradients,
+        needs=("build-model",),
+    ),
+    Check(
+        name="grad-norm",
+        level=Level.PARALLEL,
+        proves="By the host's own marks each factor counts once in the gradient norm.",
+        run=_norm,
+        needs=("build-model",),
+    ),
+)
