@@ -33,7 +33,7 @@ def on_a_rank() -> tuple[torch.Tensor, dict[str, float]]:
     run = current_run()
     loss, stats = loss_and_stats(slice(0, 2) if run.dp_rank == 0 else slice(2, 6))
     torch.distributed.all_reduce(loss, group=run.dp_group)
-    local_maximum = {"rank": torch.tensor(float(run.dp_rank), dtype=torch.float64)}
+    local_maximum = {"rank": torch.tensor(run.dp_rank + 1.0, dtype=torch.float64)}
     stats = TokenStats(tokens=stats.tokens, sums=stats.sums, maxima=local_maximum)
     return loss, stats.all_reduce(run.dp_group).values()
 
@@ -44,7 +44,7 @@ def test_uneven_shares_of_two_ranks_equal_one_process():
     loss, stats = loss_and_stats(slice(None))
     for rank_loss, rank_stats in run_world(on_a_rank, Layout(dp=2)):
         assert rank_loss.item() == pytest.approx(loss.item(), rel=1e-12)
-        assert rank_stats == pytest.approx(stats.values() | {"rank": 1.0}, rel=1e-12)
+        assert rank_stats == pytest.approx(stats.values() | {"rank": 2.0}, rel=1e-12)
 
 
 def test_no_token_does_not_hide_the_statistics_of_others():
