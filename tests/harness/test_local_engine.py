@@ -104,9 +104,7 @@ def test_logprobs_equal_teacher_forcing(model_dir: Path, with_adapter: bool) -> 
         for name, a in tensors.items():
             if ".lora_A." in name:
                 b = tensors[name.replace(".lora_A.", ".lora_B.")]
-                weight = reference.get_parameter(
-                    name.removeprefix("base_model.model.").replace("lora_A.", "")
-                )
+                weight = reference.get_parameter(name.removeprefix("base_model.model.").replace("lora_A.", ""))
                 weight.data += 6 / 3 * b @ a
     asked = mixed_requests()
     done = engine.generate(asked)
@@ -127,8 +125,7 @@ def test_completion_does_not_depend_on_the_batch(model_dir: Path) -> None:
         assert a.finish_reason == b.finish_reason == c.finish_reason
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
     other_seeds = [
-        GenerationRequest(prompt_ids=one.prompt_ids, sampling=one.sampling, seed=one.seed + 2**40)
-        for one in asked
+        GenerationRequest(prompt_ids=one.prompt_ids, sampling=one.sampling, seed=one.seed + 2**40) for one in asked
     ]
     assert [one.token_ids for one in engine.generate(other_seeds)] != [one.token_ids for one in alone]
 
@@ -180,9 +177,7 @@ def test_uniforms_depend_on_seed_and_position_only() -> None:
 
 def test_uniform_bounds_never_draw_an_impossible_token() -> None:
     logits = torch.tensor([[-1e4, 1.0, 2.0, -1e4]]).expand(2, -1)
-    tokens, _ = draw_tokens(
-        logits, torch.ones(2, dtype=torch.float64), torch.tensor([0.0, 1 - 2**-53]).double()
-    )
+    tokens, _ = draw_tokens(logits, torch.ones(2, dtype=torch.float64), torch.tensor([0.0, 1 - 2**-53]).double())
     assert tokens.tolist() == [1, 2]
 
 

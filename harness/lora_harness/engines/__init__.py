@@ -24,9 +24,7 @@ def check_engine_name(name: str) -> None:
         )
 
 
-def create_engine(
-    name: str, model_dir: Path, *, max_batch_size: int = 128, device: str = "cpu"
-) -> RolloutEngine:
+def create_engine(name: str, model_dir: Path, *, max_batch_size: int = 128, device: str = "cpu") -> RolloutEngine:
     """Open the engine called `name` on the HF model directory `model_dir`.
 
     Raises:

@@ -51,9 +51,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
-            raise LoraError(
-                "max_new_tokens", reason=f"{self.max_new_tokens} draws nothing", cure="use 1 or more"
-            )
+            raise LoraError("max_new_tokens", reason=f"{self.max_new_tokens} draws nothing", cure="use 1 or more")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise LoraError(
                 "temperature",

@@ -45,9 +45,7 @@ class _Row:
 
 
 @torch.inference_mode()
-def decode_batch(
-    model: Any, requests: Sequence[GenerationRequest], *, adapter_version: int
-) -> list[Completion]:
+def decode_batch(model: Any, requests: Sequence[GenerationRequest], *, adapter_version: int) -> list[Completion]:
     """Complete `requests` together.
 
     Args:
@@ -65,9 +63,7 @@ def decode_batch(
     device = model.device
     tokens, mask = _left_padded(requests, device)
     positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
-    temperatures = torch.tensor(
-        [one.sampling.temperature for one in requests], dtype=torch.float64, device=device
-    )
+    temperatures = torch.tensor([one.sampling.temperature for one in requests], dtype=torch.float64, device=device)
     cache = DynamicCache(config=model.config)
     while True:
         output = model(
@@ -97,9 +93,7 @@ def decode_batch(
             index = torch.tensor(kept, device=device)
             active = [active[i] for i in kept]
             cache.batch_select_indices(index)
-            tokens, positions, mask, temperatures = (
-                t[index] for t in (tokens, positions, mask, temperatures)
-            )
+            tokens, positions, mask, temperatures = (t[index] for t in (tokens, positions, mask, temperatures))
         mask = torch.cat([mask, mask.new_ones(len(active), 1)], dim=1)
 
 

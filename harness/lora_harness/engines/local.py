@@ -94,9 +94,7 @@ class LocalEngine:
     def _check_request(self, index: int, request: GenerationRequest) -> None:
         subject, prompt = f"request {index}", request.prompt_ids
         if not prompt:
-            raise LoraError(
-                subject, reason="the prompt has no tokens", cure="give at least one token, such as BOS"
-            )
+            raise LoraError(subject, reason="the prompt has no tokens", cure="give at least one token, such as BOS")
         if min(prompt) < 0 or max(prompt) >= self._vocab_size:
             raise LoraError(
                 subject,
@@ -112,6 +110,4 @@ class LocalEngine:
                 cure="shorten the prompt or lower max_new_tokens",
             )
         if not 0 <= request.seed < 2**64:
-            raise LoraError(
-                subject, reason=f"seed {request.seed} is out of range", cure="use 0 <= seed < 2**64"
-            )
+            raise LoraError(subject, reason=f"seed {request.seed} is out of range", cure="use 0 <= seed < 2**64")

@@ -52,9 +52,7 @@ def load_hf_tokenizer(directory: Path) -> Any:
 
 def _require_file(directory: Path, names: tuple[str, ...], what: str) -> None:
     if not directory.is_dir():
-        raise LoraError(
-            str(directory), reason="is not a directory", cure="give the path of a local HF model directory"
-        )
+        raise LoraError(str(directory), reason="is not a directory", cure="give the path of a local HF model directory")
     if not any((directory / name).is_file() for name in names):
         raise LoraError(
             str(directory),

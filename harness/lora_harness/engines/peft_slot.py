@@ -122,9 +122,7 @@ def _check_fit(slots: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> No
                 )
             )
         elif not bool(torch.isfinite(tensors[name]).all()):
-            found.append(
-                Diagnostic(subject=name, reason="holds NaN or infinity", cure="lower the learning rate")
-            )
+            found.append(Diagnostic(subject=name, reason="holds NaN or infinity", cure="lower the learning rate"))
     raise_if_any(f"adapter refused ({len(tensors)} tensors given, {len(slots)} expected)", found)
 
 
