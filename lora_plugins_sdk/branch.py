@@ -10,7 +10,7 @@ n adapted projections, r rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from lora_plugins_sdk.collectives import apply_collective
 from lora_plugins_sdk.factors import LoraFactors
+from lora_plugins_sdk.input_gradient import input_share
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.region import Region
 from lora_plugins_sdk.site import SiteKind
@@ -43,11 +44,20 @@ class BranchGeometry:
     region: Region
     group: dist.ProcessGroup | None
 
-    def columns(self, rows: torch.Tensor, projection: int) -> torch.Tensor:
-        """View of `[S, blocks * block_rows]` that holds one projection: `[blocks, S, run]`."""
-        start, run = self.runs[projection]
-        blocked = rows.view(rows.shape[0], self.blocks, self.block_rows)
-        return blocked[:, :, start : start + run].transpose(0, 1)
+    def per_projection(
+        self, rows: torch.Tensor, s: torch.Tensor, bs: Sequence[torch.Tensor]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Views of `rows` `[S, blocks * block_rows]`, `s` `[S, n * r]` and the B's, batched over blocks.
+
+        Yields:
+            per adapted projection: the columns that hold it `[blocks, S, run]`, its part of `s`, the same for every
+            block, `[blocks, S, r]`, and its B in the dtype of `rows` `[blocks, run, r]`.
+        """
+        blocked = rows.view(-1, self.blocks, self.block_rows).transpose(0, 1)
+        parts = s.split(s.shape[1] // len(bs), dim=1)
+        for (start, run), part, b in zip(self.runs, parts, bs, strict=True):
+            columns = blocked[:, :, start : start + run]
+            yield columns, part.expand(self.blocks, -1, -1), b.to(rows.dtype).view(self.blocks, run, -1)
 
 
 class LoraBranch(torch.autograd.Function):
@@ -74,16 +84,16 @@ class LoraBranch(torch.autograd.Function):
             bs: per projection `[blocks * run, r]`.
         """
         tokens = x.reshape(-1, x.shape[-1])
-        s = apply_collective(geometry.region.forward, tokens @ a.to(x.dtype).t(), geometry.group)
+        s = apply_collective(geometry.region.forward, tokens @ a.to(x.dtype).t(), geometry.group).mul_(scale)
         # An alias, not a view that autograd tracks: some hosts return a view made inside their own autograd function,
         # which must not be modified under autograd's eyes. The shared version counter still catches a host that saved
         # its output.
         result = output.detach()
-        rows = result.view(-1, result.shape[-1])
-        for index, (b, part) in enumerate(zip(bs, s.split(s.shape[1] // len(bs), dim=1), strict=True)):
-            _add_product(geometry.columns(rows, index), part, b.to(x.dtype), scale)
+        for columns, part, b in geometry.per_projection(result.view(-1, result.shape[-1]), s, bs):
+            columns.baddbmm_(part, b.transpose(1, 2))
         ctx.save_for_backward(tokens, s, a, *bs)
         ctx.geometry, ctx.scale, ctx.x_shape = geometry, scale, x.shape  # type: ignore[attr-defined]
+        ctx.share = input_share(x)  # type: ignore[attr-defined]
         return result
 
     @staticmethod
@@ -92,36 +102,22 @@ class LoraBranch(torch.autograd.Function):
         """Gradients of output, x, A and every B; the r-wide gradient of `s` travels, nothing else."""
         tokens, s, a, *bs = ctx.saved_tensors
         geometry: BranchGeometry = ctx.geometry
-        width = s.shape[1] // len(bs)
-        rows = grad.reshape(-1, grad.shape[-1])
-        grad_s = torch.empty_like(s)
-        grad_bs = []
-        for index, b in enumerate(bs):
-            part = slice(index * width, (index + 1) * width)
-            columns = geometry.columns(rows, index)
-            grad_bs.append(_b_gradient(columns, s[:, part], ctx.scale).to(b.dtype))
-            _s_gradient(columns, b.to(grad.dtype), ctx.scale, out=grad_s[:, part])
+        grad_bs, grad_parts = [], []
+        for columns, part, b in geometry.per_projection(grad.reshape(-1, grad.shape[-1]), s, bs):
+            # s^T g, then transposed: the r-wide side first is up to twice as fast on a CPU as g^T s.
+            grad_b = torch.bmm(part.transpose(1, 2), columns).transpose(1, 2).reshape(-1, b.shape[2])
+            grad_bs.append(grad_b.to(bs[0].dtype))
+            grad_parts.append(torch.bmm(columns, b).sum(0))
+        grad_s = torch.cat(grad_parts, dim=1).mul_(ctx.scale)
         grad_s = apply_collective(geometry.region.backward, grad_s, geometry.group)
         grad_a = (grad_s.t() @ tokens).to(a.dtype)
-        grad_x = (grad_s @ a.to(grad_s.dtype)).view(ctx.x_shape) if ctx.needs_input_grad[1] else None
+        grad_x = None
+        if ctx.share is not None:
+            ctx.share.grad_s, ctx.share.a = grad_s, a.to(grad_s.dtype)
+        elif ctx.needs_input_grad[1]:
+            # In the shape of x from the start: a view would keep autograd from accumulating into it.
+            grad_x = grad_s.view(*ctx.x_shape[:-1], -1) @ a.to(grad_s.dtype)
         return grad, grad_x, None, None, grad_a, *grad_bs
-
-
-def _add_product(columns: torch.Tensor, s: torch.Tensor, b: torch.Tensor, scale: float) -> None:
-    """`columns[block] += scale * s b[block]^T`; columns `[blocks, S, run]`, s `[S, r]`, b `[blocks * run, r]`."""
-    for block, b_block in zip(columns, b.chunk(columns.shape[0]), strict=True):
-        block.addmm_(s, b_block.t(), alpha=scale)
-
-
-def _b_gradient(columns: torch.Tensor, s: torch.Tensor, scale: float) -> torch.Tensor:
-    """`scale * columns^T s`, `[blocks * run, r]`."""
-    return torch.cat([block.t() @ s for block in columns]).mul_(scale)
-
-
-def _s_gradient(columns: torch.Tensor, b: torch.Tensor, scale: float, *, out: torch.Tensor) -> None:
-    """`out = scale * sum over blocks of columns[block] b[block]`, `[S, r]`."""
-    for index, (block, b_block) in enumerate(zip(columns, b.chunk(columns.shape[0]), strict=True)):
-        out.addmm_(block, b_block, alpha=scale, beta=1.0 if index else 0.0)
 
 
 def site_delta(plan: SitePlan, run: ParallelRun) -> Callable[[torch.Tensor, torch.Tensor, LoraFactors], torch.Tensor]:

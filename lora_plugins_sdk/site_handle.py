@@ -11,6 +11,7 @@ from torch import nn
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.factors import LoraFactors
+from lora_plugins_sdk.input_gradient import BranchInput
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.table import SitePlan
@@ -125,6 +126,8 @@ def _patched_forward(
 ) -> Callable[..., Any]:
     # The branch mutates a buffer and may communicate: it runs as it is, also within a compiled model.
     add_delta: Any = torch.compiler.disable(delta)
+    # Only the linear and the branch may read a marked input; a normed input may have further readers within the host.
+    mark_input: Any = torch.compiler.disable(BranchInput.apply)
 
     def forward(x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         if kwargs.get("runtime_gather_output"):
@@ -133,6 +136,8 @@ def _patched_forward(
                 reason="was asked to gather its output over TP, and the delta is added per shard",
                 cure="call it without runtime_gather_output and gather the adapted output",
             )
+        if factors.enabled and not fused_norm:
+            x = mark_input(x)
         output, bias = base_forward(x, *args, **kwargs)
         branch_input = x
         if fused_norm:
