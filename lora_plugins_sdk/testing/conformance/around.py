@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pkgutil import resolve_name
 
@@ -16,12 +17,18 @@ def entered(around: str | None) -> AbstractContextManager[object]:
     Raises:
         LoraError: there is no such factory.
     """
-    if around is None:
-        return nullcontext()
+    return nullcontext() if around is None else find_factory(around)()
+
+
+def find_factory(around: str) -> Callable[[], AbstractContextManager[object]]:
+    """The factory that `around` names.
+
+    Raises:
+        LoraError: there is none.
+    """
     try:
-        factory = resolve_name(around)
+        return resolve_name(around)
     except (ImportError, AttributeError, ValueError) as error:
         raise LoraError(
             f"around={around!r}", reason=f"cannot be imported ({error})", cure="write it as package.module:factory"
         ) from error
-    return factory()

@@ -55,6 +55,7 @@ def compare_factors(
     *,
     bound: float = BOUND,
     ratios: Mapping[float, str] | None = None,
+    fallback: str | None = None,
 ) -> Iterator[Finding]:
     """Full factors (or their gradients) by `ParamRow.init_key`, one Finding for each that differs."""
     for row in table.rows:
@@ -64,7 +65,7 @@ def compare_factors(
             continue
         error = relative_error(actual[row.init_key], expected[row.init_key])
         if not error <= bound:
-            suspects = Suspects(ratios=ratios or {}, others=same_shape(row, table, expected))
+            suspects = Suspects(ratios=ratios or {}, others=same_shape(row, table, expected), fallback=fallback)
             cause = likely_cause(actual[row.init_key], expected[row.init_key], suspects)
             yield factor_finding(what, row, cause=cause, error=error, bound=bound)
 
@@ -111,6 +112,8 @@ def compare_outputs(
     table: ParameterTable,
     *,
     backward: bool = False,
+    deltas: Mapping[str, Tensor] | None = None,
+    fallback: str | None = None,
     bound: float = BOUND,
 ) -> Iterator[Finding]:
     """What leaves (or, backward, enters) each projection of a single process; only the first site that differs.
@@ -123,11 +126,12 @@ def compare_outputs(
         actual, expected: by HF module, `[..., out]`.
         table: gives the order of the forward pass.
         backward: the quantity travels from the last site to the first.
+        deltas: the adapter's share of `expected`; a pattern shows in it better than under the base's output.
+        fallback: what to say when no pattern is recognised.
         bound: largest relative error.
     """
-    plans = table.plans[::-1] if backward else table.plans
     wrong = []
-    for plan in plans:
+    for plan in table.plans[::-1] if backward else table.plans:
         context.exercised([plan.host_module])
         modules = dict.fromkeys(row.hf_module for row in plan.rows)
         errors = {name: relative_error(actual[name], expected[name]) for name in modules}
@@ -137,13 +141,19 @@ def compare_outputs(
     for plan, bad in wrong[:1]:
         follow = f" ({len(wrong) - 1} sites after it differ too, which follows)" if len(wrong) > 1 else ""
         for name, error in bad.items():
-            cause = likely_cause(
-                actual[name].flatten(0, -2).t(), expected[name].flatten(0, -2).t(), _columns_of_others(name, expected)
+            base = 0.0 if deltas is None else expected[name] - deltas[name]
+            others = expected if deltas is None else deltas
+            suspects = Suspects(
+                ratios=scale_ratios(table.lora),
+                others={other: features(value) for other, value in others.items() if other != name},
+                fallback=fallback,
             )
+            cause = likely_cause(features(actual[name] - base), features(expected[name] - base), suspects)
             yield Finding(
                 what=what, site=plan.host_module, projection=name, error=error, bound=bound, cause=cause + follow
             )
 
 
-def _columns_of_others(name: str, expected: Mapping[str, Tensor]) -> Suspects:
-    return Suspects(others={other: value.flatten(0, -2).t() for other, value in expected.items() if other != name})
+def features(tensor: Tensor) -> Tensor:
+    """`[..., width]` as `[width, everything else]`, so that permuted rows are permuted features."""
+    return tensor.flatten(0, -2).t()

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lora_plugins_sdk.testing.conformance.around import entered
+from lora_plugins_sdk.testing.conformance.around import entered, find_factory
 from lora_plugins_sdk.testing.conformance.subject import Subject
 from lora_plugins_sdk.testing.layout import Layout
 from lora_plugins_sdk.testing.world import run_world
@@ -29,6 +29,9 @@ class Context:
         snapshot: file with the accepted parameter table; None when there is none to compare with.
         update_snapshot: write that file.
         how_to_update: what a user does to have it written, for messages.
+
+    Raises:
+        LoraError: `around` names nothing.
     """
 
     def __init__(
@@ -41,6 +44,8 @@ class Context:
         update_snapshot: bool = False,
         how_to_update: str = "",
     ) -> None:
+        if around is not None:
+            find_factory(around)  # in a rank, a name that leads nowhere would look like a fault that was found
         self.subject = subject
         self.around = around
         self.world_seconds = world_seconds

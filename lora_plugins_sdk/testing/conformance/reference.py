@@ -28,12 +28,14 @@ class Reference:
     Args:
         logits: `[microbatches, samples, tokens, vocabulary]`.
         outputs: of each adapted HF module, `[microbatches, samples, tokens, out]`.
+        deltas: the adapter's share of these outputs.
         output_grads: the loss's gradient with respect to these.
         grads: of each factor by `ParamRow.init_key`, by the chain rule from the folded weight's gradient.
     """
 
     logits: Tensor
     outputs: Mapping[str, Tensor]
+    deltas: Mapping[str, Tensor]
     output_grads: Mapping[str, Tensor]
     grads: Mapping[str, Tensor]
 
@@ -112,10 +114,11 @@ def make_reference(subject: Subject, problem: Problem, **changes: object) -> Ref
     """
     model, table = new_model(subject).requires_grad_(False), subject.table(RunFacts(), **changes)
     modules = {row.hf_module: model.get_submodule(row.hf_module) for row in table.rows}
+    inputs: dict[str, list[Tensor]] = {name: [] for name in modules}
     outputs: dict[str, list[Tensor]] = {name: [] for name in modules}
     for name, module in modules.items():
         module.weight.requires_grad_(True)
-        module.register_forward_hook(_keep(outputs[name]))
+        module.register_forward_hook(_keep(inputs[name], outputs[name]))
     fold_into(modules, problem.factors, table.lora.scale)
     logits = [model(tokens).logits for tokens in problem.tokens]
     loss = sum((one * weights).sum() for one, weights in zip(logits, problem.upstream, strict=True)) / len(logits)
@@ -124,6 +127,11 @@ def make_reference(subject: Subject, problem: Problem, **changes: object) -> Ref
     return Reference(
         logits=torch.stack(logits).detach(),
         outputs={name: torch.stack(seen).detach() for name, seen in outputs.items()},
+        deltas={
+            name: table.lora.scale
+            * (torch.stack(seen) @ problem.factors[f"{name}.lora_A"].t() @ problem.factors[f"{name}.lora_B"].t())
+            for name, seen in inputs.items()
+        },
         output_grads={name: torch.stack([_grad(one) for one in seen]) for name, seen in outputs.items()},
         grads=_factor_grads(modules, problem.factors, table.lora.scale),
     )
@@ -154,10 +162,10 @@ def _grad(tensor: Tensor) -> Tensor:
     return tensor.grad
 
 
-def _keep(store: list[Tensor]) -> Any:
+def _keep(inputs: list[Tensor], outputs: list[Tensor]) -> Any:
     def keep(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        if output.requires_grad:
-            output.retain_grad()
-        store.append(output)
+        output.retain_grad()
+        inputs.append(args[0].detach())
+        outputs.append(output)
 
     return keep

@@ -16,6 +16,15 @@ from lora_plugins_sdk.testing.conformance.parallel.ranks import Ranks
 from lora_plugins_sdk.testing.conformance.problem import make_problem, peft_adapter
 from lora_plugins_sdk.testing.layout import Layout
 
+_WORDS = {
+    "initial": (
+        "exported initial tensor",
+        "drawn per rank or from local sizes, not from the seed and the HF name alone",
+    ),
+    "imported": ("re-exported tensor", "shards are cut or joined otherwise than rows of the HF tensor"),
+    "exported": ("exported tensor", "see `two-steps`; if that is right, shards are joined in another order"),
+}
+
 
 def _initial(context: Context, layout: Layout) -> Iterator[Finding]:
     yield from _compare(context, layout, "initial", Ranks.of(context, layout).alone.initial, EXACT)
@@ -47,9 +56,7 @@ def _compare(
 ) -> Iterator[Finding]:
     """One of an observation's exports against full tensors by PEFT name."""
     ranks = Ranks.of(context, layout)
-    what = {"initial": "exported initial tensor", "imported": "re-exported tensor", "exported": "exported tensor"}[
-        which
-    ]
+    what, fallback = _WORDS[which]
     for row in ranks.table.rows:
         context.exercised([row.host_module])
         names = context.subject.selected.export_tensor(row, torch.empty(row.full_shape, device="meta"))
@@ -64,7 +71,8 @@ def _compare(
                 error = relative_error(tensors[name], expected[name])
                 if not error <= bound:
                     others = {other: value for other, value in expected.items() if other != name}
-                    cause = likely_cause(tensors[name], expected[name], Suspects(others=others))
+                    suspects = Suspects(others=others, fallback=fallback)
+                    cause = likely_cause(tensors[name], expected[name], suspects)
                     yield factor_finding(what, row, cause=cause, error=error, bound=bound, rank=seen.rank)
     for seen in ranks.seen:
         for name in sorted(getattr(seen, which).keys() - expected.keys()):

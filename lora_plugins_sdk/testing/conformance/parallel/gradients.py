@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from lora_plugins_sdk.init import shard
 from lora_plugins_sdk.table import ParamRow
@@ -15,10 +16,13 @@ from lora_plugins_sdk.testing.conformance.observe.observation import RankObserva
 from lora_plugins_sdk.testing.conformance.parallel.ranks import Ranks
 from lora_plugins_sdk.testing.layout import Layout
 
+_FOLLOWS = "what reaches the site is wrong already: `outputs` or `input-gradients` names where that starts"
+
 
 def _gradients(context: Context, layout: Layout) -> Iterator[Finding]:
     ranks = Ranks.of(context, layout)
-    late = {(pair.seen.rank, pair.plan.host_module) for pair in ranks.output_grads if pair.wrong}
+    around = [*ranks.outputs, *ranks.output_grads]
+    late = {(pair.seen.rank, pair.plan.host_module) for pair in around if pair.wrong}
     own, followers = [], []
     for row in ranks.table.rows:
         holders = [seen for seen in ranks.seen if row.init_key in seen.grads]
@@ -29,8 +33,8 @@ def _gradients(context: Context, layout: Layout) -> Iterator[Finding]:
             found = _wrong(ranks, row, seen)
             if found is not None:
                 (followers if (seen.rank, row.host_module) in late else own).append(found)
-    # A wrong gradient of the output explains a wrong gradient of the factor; `input-gradients` names its origin.
-    yield from own or followers
+    # Where what comes in from outside is wrong already, a wrong gradient of the factor says nothing about the factor.
+    yield from own or [replace(one, cause=_FOLLOWS) for one in followers]
 
 
 def _wrong(ranks: Ranks, row: ParamRow, seen: RankObservation) -> Finding | None:

@@ -17,6 +17,7 @@ from lora_plugins_sdk.testing.conformance.problem import make_problem
 from lora_plugins_sdk.testing.layout import Layout
 
 _LEAST_MOVE = 1e-3
+_STEPS = "see `gradients`; if that is right, state is kept, lost or not reduced from one step to the next"
 
 
 def _two_steps(context: Context, layout: Layout) -> Iterator[Finding]:
@@ -35,7 +36,7 @@ def _two_steps(context: Context, layout: Layout) -> Iterator[Finding]:
             expected = shard(row, moved, seen.tp_rank)
             error = relative_error(actual, expected)
             if not error <= BOUND:
-                cause = likely_cause(actual, expected, Suspects(ratios=parallel_ratios(layout)))
+                cause = likely_cause(actual, expected, Suspects(ratios=parallel_ratios(layout), fallback=_STEPS))
                 yield factor_finding("change in two steps", row, cause=cause, error=error, bound=BOUND, rank=seen.rank)
 
 

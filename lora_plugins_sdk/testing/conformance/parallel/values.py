@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from lora_plugins_sdk.site import SiteKind
 from lora_plugins_sdk.testing.conformance.check import Check, Level
-from lora_plugins_sdk.testing.conformance.compare import BOUND, parallel_ratios
+from lora_plugins_sdk.testing.conformance.compare import BOUND, features, parallel_ratios
 from lora_plugins_sdk.testing.conformance.context import Context
 from lora_plugins_sdk.testing.conformance.diagnose import Suspects, likely_cause, relative_error
 from lora_plugins_sdk.testing.conformance.finding import Finding
@@ -18,10 +17,12 @@ from lora_plugins_sdk.testing.conformance.parallel.ranks import Pair, Ranks
 from lora_plugins_sdk.testing.layout import Layout
 
 _REGION = {
-    SiteKind.COLUMN: "the sum over TP of the input's gradient is missing, partial or doubled (the branch's region)",
-    SiteKind.ROW: "the gradient of the r-wide product does not reach every rank as it should (the branch's region)",
-    SiteKind.REPLICATED: "ranks disagree where each should compute the same",
+    ("dX", SiteKind.COLUMN): "the sum over TP of the input's gradient is missing, partial or doubled (the region)",
+    ("dX", SiteKind.ROW): "the gradient of the r-wide product does not reach every rank as it should (the region)",
+    ("output", SiteKind.COLUMN): "the r-wide product is not gathered, or a shard's rows of B lie elsewhere (the pack)",
+    ("output", SiteKind.ROW): "the sum over TP of the r-wide product is missing or doubled (the region)",
 }
+_DISAGREE = "ranks disagree where each should compute the same"
 
 
 def _outputs(context: Context, layout: Layout) -> Iterator[Finding]:
@@ -73,9 +74,9 @@ def _first(ranks: Ranks, what: str, pairs: Sequence[Pair], total: int | None = N
         same = [one for one in pairs if (one.plan, one.projection) == (pair.plan, pair.projection)]
         peers = {seen.rank for seen in ranks.tp_peers(pair.seen)}
         suspects = Suspects(
-            peers=[_flat(one.actual) for one in same if one.seen.rank in peers],
+            peers=[features(one.actual) for one in same if one.seen.rank in peers],
             ratios=parallel_ratios(ranks.layout),
-            fallback=_REGION[pair.plan.site.kind] if what == "dX" else None,
+            fallback=_REGION.get((what, pair.plan.site.kind), _DISAGREE),
         )
         yield Finding(
             what=what,
@@ -84,13 +85,8 @@ def _first(ranks: Ranks, what: str, pairs: Sequence[Pair], total: int | None = N
             rank=pair.seen.rank,
             error=pair.error,
             bound=BOUND,
-            cause=likely_cause(_flat(pair.actual), _flat(pair.expected), suspects) + follow,
+            cause=likely_cause(features(pair.actual), features(pair.expected), suspects) + follow,
         )
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """`[width, everything else]`, so that permuted rows are permuted features."""
-    return tensor.flatten(0, -2).t()
 
 
 _NEEDS = ("build-model",)
