@@ -1,7 +1,7 @@
 """What in megatron-core assumes CUDA and stands in the way of a dense model on a CPU, lifted in one place.
 
-For megatron-core 0.16 and 0.19: training with TP, SP, PP, DP and activation recompute, through megatron-core's own
-schedules and DistributedDataParallel. Not lifted: MoE, context parallelism, megatron-core's optimizers.
+For megatron-core 0.16 and 0.19: training with TP, SP, PP, DP, CP and activation recompute, through megatron-core's own
+schedules and DistributedDataParallel. Not lifted: MoE, megatron-core's optimizers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
+
+from lora_plugins_sdk.hosts.context_parallel import zigzag_positions
 
 _installed = False
 
@@ -28,6 +31,7 @@ def install_cpu_shim() -> bool:
     _lift_rng()
     _lift_schedules()
     _lift_tied_embedding()
+    _lift_rope()
     _installed = True
     return True
 
@@ -95,3 +99,14 @@ def _lift_tied_embedding() -> None:
             torch.Tensor.cuda = original
 
     LanguageModule.setup_embeddings_and_output_layer = without_cuda
+
+
+def _lift_rope() -> None:
+    from megatron.core.models.common.embeddings import rotary_pos_embedding
+
+    # Obstacle: under CP the index of a rank's positions is pinned and moved with `.cuda()`.
+    def on_this_rank(pos_emb: torch.Tensor, seq_dim: int, cp_group: dist.ProcessGroup) -> torch.Tensor:
+        positions = zigzag_positions(pos_emb.shape[seq_dim], cp_group.rank(), cp_group.size())
+        return pos_emb.index_select(seq_dim, positions)
+
+    rotary_pos_embedding.get_pos_emb_on_this_cp_rank = on_this_rank

@@ -48,7 +48,6 @@ def test_grouped_queries_attend_causally(scale: float | None) -> None:
     [
         ({"mask_type": AttnMaskType.no_mask}, "no_mask"),
         ({"attention_dropout": 0.1}, "attention_dropout"),
-        ({"context_parallel_size": 2}, "context_parallel_size"),
     ],
 )
 def test_what_it_cannot_do_is_refused_at_construction(kwargs: dict[str, Any], subject: str) -> None:

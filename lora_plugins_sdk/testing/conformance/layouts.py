@@ -12,6 +12,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(cp=2),
     Layout(tp=2, pp=2, sequence_parallel=True),
     Layout(tp=2, dp=2),
+    Layout(tp=2, cp=2, sequence_parallel=True),
 )
 
 

@@ -56,17 +56,16 @@ def input_columns(plan: SitePlan, facts: RunFacts, tp_rank: int, width: int) -> 
     return slice(tp_rank * width // facts.tp, (tp_rank + 1) * width // facts.tp)
 
 
-def tokens_of(facts: RunFacts, seen: RankObservation, length: int, *, split_over_tp: bool) -> Tensor:
-    """Positions that a rank holds of a sequence of `length` tokens.
+def tokens_of(facts: RunFacts, seen: RankObservation, *, split_over_tp: bool) -> Tensor:
+    """Positions that a rank holds of each sequence.
 
     Args:
         facts: of the run.
         seen: says which rank it is.
-        length: of the whole sequence.
         split_over_tp: the tensor lies where sequence parallelism splits tokens over TP.
     """
-    positions = torch.arange(length)
-    return positions.chunk(facts.tp)[seen.tp_rank] if split_over_tp and facts.sequence_parallel else positions
+    mine = seen.positions
+    return mine.chunk(facts.tp)[seen.tp_rank] if split_over_tp and facts.sequence_parallel else mine
 
 
 def microbatches_of(facts: RunFacts, seen: RankObservation, count: int) -> Tensor:

@@ -14,7 +14,7 @@ from lora_plugins_sdk.attachment import attach
 from lora_plugins_sdk.peft_export import export_adapter
 from lora_plugins_sdk.peft_import import import_adapter
 from lora_plugins_sdk.testing.conformance.observe.capture import Captured, capturing
-from lora_plugins_sdk.testing.conformance.observe.session import Session, build_base, run_pass, wrap
+from lora_plugins_sdk.testing.conformance.observe.session import Session, build_base, my_positions, run_pass, wrap
 from lora_plugins_sdk.testing.conformance.problem import Problem, peft_adapter
 from lora_plugins_sdk.testing.conformance.subject import Subject
 from lora_plugins_sdk.testing.layout import current_run
@@ -31,6 +31,7 @@ class RankObservation:
     Args:
         rank: global rank.
         tp_rank, pp_rank, dp_rank: its place.
+        positions: of each sequence, that it was given.
         logits: of each of its microbatches; empty before the last stage.
         captured: what passed through its linears, in the first pass.
         grads: gradient of each factor after all reductions.
@@ -45,6 +46,7 @@ class RankObservation:
     tp_rank: int
     pp_rank: int
     dp_rank: int
+    positions: Tensor
     logits: list[Tensor]
     captured: Captured
     grads: dict[str, Tensor]
@@ -73,6 +75,7 @@ def observe(subject: Subject, directory: Path, problem: Problem) -> RankObservat
         tp_rank=run.tp_rank,
         pp_rank=run.pp_rank,
         dp_rank=run.dp_rank,
+        positions=my_positions(run, problem.tokens.shape[-1]),
         logits=logits,
         captured=captured,
         grads=grads,

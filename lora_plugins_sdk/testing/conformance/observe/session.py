@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lora_plugins_sdk.adapter import LoraAdapter
 from lora_plugins_sdk.attachment import attach
 from lora_plugins_sdk.base_weights import load_base_weights
+from lora_plugins_sdk.hosts.context_parallel import zigzag_positions
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.peft_import import import_adapter
 from lora_plugins_sdk.reduce import reduce_grads_in_finalize
@@ -90,7 +91,7 @@ def run_pass(chunk: Any, run: ParallelRun, problem: Problem, *, backward: bool =
     """One pass over this rank's microbatches through megatron-core's schedule, reductions included.
 
     Returns:
-        This rank's logits of each microbatch, `[samples, tokens, padded vocabulary / tp]`; empty before the last stage.
+        Local logits of each microbatch, `[samples, tokens here, padded vocabulary / tp]`; none before the last stage.
     """
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -98,18 +99,20 @@ def run_pass(chunk: Any, run: ParallelRun, problem: Problem, *, backward: bool =
     vocabulary = problem.upstream.shape[-1]
     logits_seen: list[Tensor] = []
 
+    positions = my_positions(run, problem.tokens.shape[-1])
+
     def forward(data: Iterator[int], stage: nn.Module) -> tuple[Tensor, Any]:
         index = next(data)
-        tokens = problem.tokens[index]
+        tokens = problem.tokens[index][:, positions]
 
         def loss(logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             logits_seen.append(logits.detach().clone())
             width = logits.shape[-1]
             start = min(run.tp_rank * width, vocabulary)
-            weights = problem.upstream[index][..., start : start + width].to(logits.dtype)
+            weights = problem.upstream[index][:, positions, start : start + width].to(logits.dtype)
             return (logits[..., : weights.shape[-1]] * weights).sum(), {}
 
-        return stage(tokens, torch.arange(tokens.shape[1]).expand_as(tokens), None), loss
+        return stage(tokens, positions.expand_as(tokens), None), loss
 
     if backward:
         chunk.zero_grad_buffer()
@@ -124,6 +127,13 @@ def run_pass(chunk: Any, run: ParallelRun, problem: Problem, *, backward: bool =
             forward_only=not backward,
         )
     return logits_seen
+
+
+def my_positions(run: ParallelRun, length: int) -> Tensor:
+    """Positions of a sequence that this rank is given: all, or its share under context parallelism."""
+    from megatron.core import parallel_state
+
+    return zigzag_positions(length, parallel_state.get_context_parallel_rank(), run.facts.cp)
 
 
 def forward_logits(model: nn.Module, problem: Problem) -> Tensor:

@@ -66,9 +66,14 @@ class Ranks:
 
         return context.keep(("ranks", layout), make)
 
+    @property
+    def share(self) -> int:
+        """Factor on what flows back through a rank: the host averages over DP, and over CP, only factor gradients."""
+        return self.layout.dp * self.layout.cp
+
     def tp_peers(self, one: RankObservation) -> list[RankObservation]:
         """The ranks of one TP group, in its order."""
-        return [other for other in self.seen if (other.pp_rank, other.dp_rank) == (one.pp_rank, one.dp_rank)]
+        return [other for other in self.seen if _place(other) == _place(one)]
 
     @cached_property
     def outputs(self) -> list[Pair]:
@@ -93,7 +98,7 @@ class Ranks:
                 for name, actual in local.items():
                     split = plan.site.kind is not SiteKind.COLUMN
                     expected = self._cut(full[name], seen, split_over_tp=split)[..., columns[name]]
-                    scale = facts.dp if quantity == "output_grads" else 1
+                    scale = self.share if quantity == "output_grads" else 1
                     yield Pair(seen=seen, plan=plan, projection=name, actual=actual, expected=expected * scale)
 
     @cached_property
@@ -109,11 +114,15 @@ class Ranks:
                 columns = input_columns(plan, self.layout, seen.tp_rank, full.shape[-1])
                 expected = self._cut(full, seen, split_over_tp=plan.site.kind is not SiteKind.ROW)[..., columns]
                 actual = batch_first(captured)
-                # The host divides by the data parallel size only when it reduces gradients of parameters.
-                scaled = expected * self.layout.dp
-                found.append(Pair(seen=seen, plan=plan, projection=None, actual=actual, expected=scaled))
+                expected = expected * self.share
+                found.append(Pair(seen=seen, plan=plan, projection=None, actual=actual, expected=expected))
         return found
 
     def _cut(self, full: Tensor, seen: RankObservation, *, split_over_tp: bool) -> Tensor:
         mine = full[microbatches_of(self.layout, seen, full.shape[0])]
-        return mine[:, :, tokens_of(self.layout, seen, full.shape[2], split_over_tp=split_over_tp)]
+        return mine[:, :, tokens_of(self.layout, seen, split_over_tp=split_over_tp)]
+
+
+def _place(one: RankObservation) -> tuple[object, ...]:
+    """Where a rank is but for TP."""
+    return one.pp_rank, one.dp_rank, tuple(one.positions.tolist())

@@ -12,7 +12,7 @@ from lora_plugins_sdk.testing.conformance.compare import BOUND, features, parall
 from lora_plugins_sdk.testing.conformance.context import Context
 from lora_plugins_sdk.testing.conformance.diagnose import Suspects, likely_cause, relative_error
 from lora_plugins_sdk.testing.conformance.finding import Finding
-from lora_plugins_sdk.testing.conformance.local_view import microbatches_of
+from lora_plugins_sdk.testing.conformance.local_view import microbatches_of, tokens_of
 from lora_plugins_sdk.testing.conformance.parallel.ranks import Pair, Ranks
 from lora_plugins_sdk.testing.layout import Layout
 
@@ -43,7 +43,8 @@ def _logits(context: Context, layout: Layout) -> Iterator[Finding]:
             continue
         local = torch.stack(seen.logits)
         start = seen.tp_rank * local.shape[-1]
-        expected = full[microbatches_of(layout, seen, full.shape[0])][..., start : start + local.shape[-1]]
+        mine = full[microbatches_of(layout, seen, full.shape[0])][:, :, tokens_of(layout, seen, split_over_tp=False)]
+        expected = mine[..., start : start + local.shape[-1]]
         actual = local[..., : expected.shape[-1]]
         error = relative_error(actual, expected)
         if not error <= BOUND:
