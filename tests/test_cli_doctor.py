@@ -26,7 +26,7 @@ def test_json_reports_versions_plugins_and_no_problem(lora_plugins) -> None:
     assert packages["pluggy"]["version"] == importlib.metadata.version("pluggy")
     assert packages["pluggy"]["needed_by"] == "core"
     assert packages["torch"]["needed_by"] == packages["megatron-core"]["needed_by"] == "megatron"
-    assert packages["peft"]["needed_by"] == "harness"
+    assert packages["peft"]["needed_by"] == "harness, kit"
     assert packages["transformer-engine"]["needed_by"] == "te"
     assert report["plugins"][0]["name"] == "qwen3"
     assert report["problems"] == []

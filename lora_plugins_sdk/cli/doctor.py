@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Annotated
@@ -26,7 +27,7 @@ TROUBLED = (PluginStatus.BROKEN, PluginStatus.DUPLICATE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackageReport:
-    """One package, what this SDK asks of it, and whether that fits. `needed_by` is an extra, or `core`."""
+    """One package, what this SDK asks of it, and whether that fits. `needed_by` names extras, or `core`."""
 
     name: str
     version: str | None
@@ -78,30 +79,27 @@ def package_reports() -> list[PackageReport]:
     for text in requires(DISTRIBUTION) or []:
         requirement = Requirement(text)
         wanted[_extra(requirement)][requirement.name] = requirement
-    # An extra includes others; the smallest that has a package is the one that brings it.
-    extras = sorted(wanted, key=lambda extra: (extra != CORE, len(wanted[extra])))
-    return [
-        _report(name, [(extra, wanted[extra][name]) for extra in extras if name in wanted[extra]]) for name in REPORTED
-    ]
+    return [_report(name, wanted) for name in REPORTED]
 
 
-def _report(name: str, wanted: list[tuple[str, Requirement]]) -> PackageReport:
+def _report(name: str, wanted: Mapping[str, Mapping[str, Requirement]]) -> PackageReport:
     try:
         found = version(name)
     except PackageNotFoundError:
         found = None
-    if not wanted:
+    having = [extra for extra, requirements in wanted.items() if name in requirements]
+    if not having:
         return PackageReport(name=name, version=found, wanted="", needed_by=None, problem=None)
-    needed_by, requirement = wanted[0]
+    # Extras include each other; those are shown that include no other one with this package.
+    smallest = [one for one in having if not any(wanted[other].keys() < wanted[one].keys() for other in having)]
+    specifier = wanted[smallest[0]][name].specifier
     problem = None
-    if found is None and needed_by == CORE:
+    if found is None and CORE in having:
         problem = f"package {name}: not installed -> reinstall {DISTRIBUTION}"
-    elif found is not None and not requirement.specifier.contains(found, prereleases=True):
-        fitting = f"{name}{requirement.specifier}"
-        problem = f"package {name}: {found} does not satisfy {requirement.specifier} -> install {fitting}"
-    return PackageReport(
-        name=name, version=found, wanted=str(requirement.specifier), needed_by=needed_by, problem=problem
-    )
+    elif found is not None and not specifier.contains(found, prereleases=True):
+        problem = f"package {name}: {found} does not satisfy {specifier} -> install {name}{specifier}"
+    needed_by = CORE if CORE in having else ", ".join(sorted(smallest))
+    return PackageReport(name=name, version=found, wanted=str(specifier), needed_by=needed_by, problem=problem)
 
 
 def _extra(requirement: Requirement) -> str:
