@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -54,7 +55,7 @@ class LoraConfig:
             yield Diagnostic(
                 subject=f"rank={self.rank!r}", reason="not a positive integer", cure="use 1 or more, e.g. 16"
             )
-        if not _is_number(self.alpha) or not math.isfinite(self.alpha) or self.alpha <= 0:
+        if not _is_number(self.alpha) or not 0 < self.alpha <= sys.float_info.max:
             yield Diagnostic(
                 subject=f"alpha={self.alpha!r}",
                 reason="the delta would vanish or change sign" if _is_number(self.alpha) else "not a number",

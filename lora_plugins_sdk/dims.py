@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import json
 import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.json_files import read_json_object
 
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -74,20 +74,10 @@ def read_hf_config(source: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     """A HF config as a mapping, from a mapping, a `config.json` or a directory that holds one.
 
     Raises:
-        LoraError: no such file, or its content is not a JSON object.
+        LoraError: no such file, or its content is not one JSON object.
     """
     if isinstance(source, Mapping):
         return source
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
-    try:
-        config = json.loads(path.read_text())
-    except OSError as error:
-        raise LoraError(
-            str(path), reason=f"cannot be read ({error.strerror})", cure="give a HF directory or config.json"
-        ) from error
-    except ValueError as error:
-        raise LoraError(str(path), reason=f"is not JSON ({error})", cure="give the model's own config.json") from error
-    if not isinstance(config, dict):
-        raise LoraError(str(path), reason="holds no JSON object", cure="give the model's own config.json")
-    return config
+    return read_json_object(path, cure="give a HF directory or the model's own config.json")

@@ -14,9 +14,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.json_files import read_json_object
+from lora_plugins_sdk.safetensors_header import read_header
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+_AGAIN = "export the adapter again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,16 +83,10 @@ def read_adapter(directory: str | Path) -> PeftAdapter:
                 reason=f"has no {path.name}",
                 cure="give a PEFT adapter directory saved with safetensors",
             )
-    try:
-        parsed = json.loads(config.read_text())
-    except ValueError as error:
-        raise LoraError(str(config), reason=f"is not JSON ({error})", cure="export the adapter again") from error
-    if not isinstance(parsed, dict):
-        raise LoraError(str(config), reason="holds no JSON object", cure="export the adapter again")
+    parsed = read_json_object(config, cure=_AGAIN)
+    read_header(weights)
     try:
         tensors = load_file(weights)
     except (SafetensorError, OSError) as error:
-        raise LoraError(
-            str(weights), reason=f"is not a safetensors file ({error})", cure="export the adapter again"
-        ) from error
+        raise LoraError(str(weights), reason=f"cannot be loaded ({error})", cure=_AGAIN) from error
     return PeftAdapter(tensors=tensors, config=parsed)

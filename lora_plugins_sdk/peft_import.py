@@ -9,23 +9,8 @@ import torch
 from lora_plugins_sdk.adapter import LoraAdapter, Model, adapter_of
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 from lora_plugins_sdk.init import shard
+from lora_plugins_sdk.peft_config import plain_lora_problems
 from lora_plugins_sdk.peft_files import PeftAdapter
-
-# PEFT options that change what the tensors mean, with the only value that means plain LoRA.
-_PLAIN = {
-    "alora_invocation_tokens": None,
-    "alpha_pattern": {},
-    "bias": "none",
-    "fan_in_fan_out": False,
-    "layer_replication": None,
-    "lora_bias": False,
-    "rank_pattern": {},
-    "use_bdlora": None,
-    "use_dora": False,
-    "use_qalora": False,
-}
-# Initial values that PEFT takes out of the base weights: such an adapter fits the changed base only.
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def import_adapter(model: Model, saved: PeftAdapter) -> None:
@@ -59,7 +44,8 @@ def import_adapter(model: Model, saved: PeftAdapter) -> None:
 
 def _config_problems(adapter: LoraAdapter, saved: PeftAdapter) -> Iterator[Diagnostic]:
     lora, config = adapter.table.lora, saved.config
-    expected = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha}
+    yield from plain_lora_problems(config)
+    expected = {"r": lora.rank, "lora_alpha": lora.alpha}
     for key, value in expected.items():
         if config.get(key) != value:
             yield Diagnostic(
@@ -72,20 +58,6 @@ def _config_problems(adapter: LoraAdapter, saved: PeftAdapter) -> Iterator[Diagn
             subject=f"use_rslora={bool(config.get('use_rslora', False))}",
             reason=f"the attached adapter has {lora.use_rslora}, which scales the delta differently",
             cure="attach with the same use_rslora",
-        )
-    for key, plain in _PLAIN.items():
-        if (config.get(key) or plain) != plain:
-            yield Diagnostic(
-                subject=f"{key}={config[key]!r}",
-                reason="its tensors mean something else than plain LoRA",
-                cure="convert the adapter to plain LoRA first",
-            )
-    init = str(config.get("init_lora_weights"))
-    if init.startswith(_CHANGES_BASE):
-        yield Diagnostic(
-            subject=f"init_lora_weights={init!r}",
-            reason="its initial values were subtracted from the base weights, so it does not fit the base as it is",
-            cure="convert it with PEFT's path_initial_model_for_weight_conversion",
         )
 
 

@@ -1,0 +1,117 @@
+"""What a PEFT `adapter_config.json` says, and whether its tensors mean plain LoRA. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lora_plugins_sdk.config import LoraConfig
+from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
+
+# PEFT options that change what the tensors mean, with the only value that means plain LoRA.
+PLAIN: dict[str, Any] = {
+    "alora_invocation_tokens": None,
+    "alpha_pattern": {},
+    "arrow_config": None,
+    "bias": "none",
+    "ensure_weight_tying": False,
+    "fan_in_fan_out": False,
+    "kasa_config": None,
+    "layer_replication": None,
+    "lora_bias": False,
+    "modules_to_save": None,
+    "monteclora_config": None,
+    "rank_pattern": {},
+    "trainable_token_indices": None,
+    "use_bdlora": None,
+    "use_dora": False,
+    "use_qalora": False,
+    "velora_config": None,
+}
+# Options that say how the adapter was made or where it goes, not what its tensors mean.
+DESCRIPTIVE = frozenset(
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "corda_config",
+        "eva_config",
+        "exclude_modules",
+        "inference_mode",
+        "init_lora_weights",
+        "layers_pattern",
+        "layers_to_transform",
+        "loftq_config",
+        "lora_alpha",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_config",
+        "megatron_core",
+        "peft_type",
+        "peft_version",
+        "qalora_group_size",
+        "r",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "target_parameters",
+        "task_type",
+        "use_rslora",
+    }
+)
+# Initial values that PEFT takes out of the base weights: such an adapter fits the changed base only.
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+def plain_lora_problems(config: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """Whatever makes an adapter's tensors mean something else than `scale * B A` beside each base weight."""
+    if config.get("peft_type") != "LORA":
+        yield Diagnostic(
+            subject=f"peft_type={config.get('peft_type')!r}",
+            reason="is not LoRA",
+            cure="give an adapter whose adapter_config.json has peft_type LORA",
+        )
+    if not isinstance(config.get("use_rslora", False), bool | None):
+        yield Diagnostic(
+            subject=f"use_rslora={config['use_rslora']!r}", reason="is not true or false", cure="correct the config"
+        )
+    for key, value in config.items():
+        if key in PLAIN and (value or PLAIN[key]) != PLAIN[key]:
+            yield Diagnostic(
+                subject=f"{key}={value!r}",
+                reason="its tensors mean something else than plain LoRA",
+                cure="convert the adapter to plain LoRA first",
+            )
+        elif key not in PLAIN and key not in DESCRIPTIVE and value:
+            yield Diagnostic(
+                subject=f"{key}={value!r}",
+                reason="is not known here and may change what the tensors mean",
+                cure="remove the key if it does not, or convert the adapter to plain LoRA",
+            )
+    init = str(config.get("init_lora_weights"))
+    if init.startswith(_CHANGES_BASE):
+        yield Diagnostic(
+            subject=f"init_lora_weights={init!r}",
+            reason="its initial values were subtracted from the base weights, so it does not fit the base as it is",
+            cure="convert it with PEFT's path_initial_model_for_weight_conversion",
+        )
+
+
+def read_lora_config(config: Mapping[str, Any]) -> LoraConfig:
+    """Rank, alpha and scale of a plain LoRA adapter.
+
+    Raises:
+        LoraError: not plain LoRA, or a rank or alpha that is no positive number; everything is listed.
+    """
+    problems = list(plain_lora_problems(config))
+    try:
+        lora = LoraConfig(
+            rank=config.get("r"),  # type: ignore[arg-type]
+            alpha=config.get("lora_alpha"),  # type: ignore[arg-type]
+            use_rslora=config.get("use_rslora") is True,
+        )
+    except LoraError as error:
+        raise LoraError.from_diagnostics(
+            "this adapter's config cannot be used:", [*problems, *error.diagnostics]
+        ) from error
+    raise_if_any("this adapter's config cannot be used:", problems)
+    return lora

@@ -1,0 +1,91 @@
+"""The safetensors files of a local HF directory: which there are and which tensor is where. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
+from lora_plugins_sdk.json_files import read_json_object
+from lora_plugins_sdk.safetensors_header import SafetensorsHeader, StoredTensor, read_header
+
+INDEX_FILE = "model.safetensors.index.json"
+_AGAIN = "download the checkpoint again"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightFiles:
+    """The weights of one directory, known by their headers.
+
+    Args:
+        directory: the directory.
+        indexed: whether `model.safetensors.index.json` says which files count; all `*.safetensors` do otherwise.
+        headers: file name -> header.
+        where: tensor name -> file name.
+    """
+
+    directory: Path
+    indexed: bool
+    headers: Mapping[str, SafetensorsHeader]
+    where: Mapping[str, str]
+
+    def tensor(self, name: str) -> StoredTensor:
+        """What the header says of a tensor."""
+        return self.headers[self.where[name]].tensors[name]
+
+
+def read_weight_files(directory: str | Path) -> WeightFiles:
+    """Read the index and every header.
+
+    Raises:
+        LoraError: no directory or no safetensors in it; an index that is damaged, names a file outside or absent, or
+            disagrees with the files; a tensor that is in two files.
+    """
+    directory = Path(directory)
+    index = directory / INDEX_FILE
+    indexed = index.exists() or index.is_symlink()
+    placed = _weight_map(index) if indexed else {}
+    files = sorted(set(placed.values())) if indexed else sorted(path.name for path in directory.glob("*.safetensors"))
+    if not files:
+        raise LoraError(
+            str(directory),
+            reason="holds no *.safetensors file" if directory.is_dir() else "is not a directory",
+            cure="give a local HF directory with safetensors weights",
+        )
+    headers = {file: read_header(directory / file) for file in files}
+    where: dict[str, str] = {}
+    for file, header in headers.items():
+        for name in header.tensors:
+            if name in where:
+                raise LoraError(
+                    name,
+                    reason=f"is in both {where[name]} and {file} of {directory}",
+                    cure=f"keep one of them; an {INDEX_FILE} says which files count",
+                )
+            where[name] = file
+    raise_if_any(f"{index} does not fit its files:", _misplaced(placed, where))
+    return WeightFiles(directory=directory, indexed=indexed, headers=headers, where=where)
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor name -> file name, each a plain name of a file that is there."""
+    placed = read_json_object(index, cure=_AGAIN).get("weight_map")
+    if not isinstance(placed, dict) or not placed or not all(isinstance(file, str) for file in placed.values()):
+        raise LoraError(str(index), reason="is no weight index: it holds no weight_map of file names", cure=_AGAIN)
+    for file in sorted(set(placed.values())):
+        # A name of several parts, `..` or a NUL byte would lead out of the directory.
+        if Path(file).name != file or "\0" in file or not (index.parent / file).is_file():
+            raise LoraError(str(index), reason=f"names {file!r}, which is not in the directory", cure=_AGAIN)
+    return placed
+
+
+def _misplaced(placed: Mapping[str, str], where: Mapping[str, str]) -> Iterator[Diagnostic]:
+    for name, file in placed.items():
+        if where.get(name) != file:
+            yield Diagnostic(
+                subject=name,
+                reason=f"the index places it in {file}, "
+                + (f"it is in {where[name]}" if name in where else "it is in none of the files"),
+                cure=_AGAIN,
+            )
