@@ -1,12 +1,17 @@
 """The hook specification is an interface of its own: a change here needs a new HOOKSPEC_API."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-from syrupy.assertion import SnapshotAssertion
 
 from lora_plugins_sdk import HOOKSPEC_API, defaults, hookspecs
+
+if TYPE_CHECKING:
+    from syrupy.assertion import SnapshotAssertion
 
 
 def hooks() -> Iterator[tuple[str, object]]:

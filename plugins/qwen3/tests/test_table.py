@@ -1,10 +1,17 @@
 """Qwen3's parameter table under two layouts, as it is agreed between ranks."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import pytest
 from qwen3_tiny import CONFIG
-from syrupy.assertion import SnapshotAssertion
 
 from lora_plugins_sdk import LoraConfig, LoraError, RunFacts, derive_table, load_plugin
+
+if TYPE_CHECKING:
+    from syrupy.assertion import SnapshotAssertion
+
 
 PLUGIN = load_plugin(architecture="qwen3")
 ONE_LAYER = CONFIG | {"num_hidden_layers": 1}
