@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lora_plugins_sdk.cli.check import check
 from lora_plugins_sdk.cli.describe import describe
 from lora_plugins_sdk.cli.doctor import doctor
 from lora_plugins_sdk.cli.list_plugins import list_plugins
@@ -16,7 +17,7 @@ USER_ERROR = 2
 
 app = typer.Typer(
     name="lora-plugins",
-    help="Inspect LoRA model plugins. No command needs torch.",
+    help="Inspect and check LoRA model plugins. Only `check` above level 0 needs torch.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command("list")(list_plugins)
 app.command("describe")(describe)
 app.command("doctor")(doctor)
+app.command("check")(check)
 
 
 @app.callback()

@@ -21,7 +21,7 @@ _FAMILIES = {
         "single.precision",
     ),
     Level.PARALLEL: ("parallel.run", "parallel.values", "parallel.gradients", "parallel.steps", "parallel.exports"),
-    Level.DEVICE: (),
+    Level.DEVICE: ("device.cuda",),
 }
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lora_plugins_sdk.testing.conformance.around import entered, find_factory
 from lora_plugins_sdk.testing.conformance.subject import Subject
 from lora_plugins_sdk.testing.layout import Layout
 from lora_plugins_sdk.testing.world import run_world
-
-if TYPE_CHECKING:
-    from lora_plugins_sdk.testing.conformance.observe.observation import RankObservation
 
 WORLD_SECONDS = 120.0
 
@@ -74,18 +71,7 @@ class Context:
         Raises:
             WorldError: a rank raised, died or hung; it shows every rank's stack.
         """
-        return run_world(_in_rank, layout, self.around, function, arguments, timeout=self.world_seconds)
-
-    def observation(self, layout: Layout) -> list[RankObservation]:
-        """What every rank of a layout observed in the standard run; the world is started once."""
-        from lora_plugins_sdk.testing.conformance.observe.observation import observe
-        from lora_plugins_sdk.testing.conformance.problem import make_problem
-        from lora_plugins_sdk.testing.conformance.reference import base_directory
-
-        subject = self.subject
-        return self.keep(
-            layout, lambda: self.world(observe, layout, subject, base_directory(subject), make_problem(subject))
-        )
+        return run_world(in_rank, layout, self.around, function, arguments, timeout=self.world_seconds)
 
 
 def _give(value: Any) -> Any:
@@ -96,6 +82,7 @@ def _raise(error: Exception) -> Any:
     raise error.with_traceback(None)
 
 
-def _in_rank(around: str | None, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def in_rank(around: str | None, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """In a measuring process: `function(*arguments)` within `around`."""
     with entered(around):
         return function(*arguments)

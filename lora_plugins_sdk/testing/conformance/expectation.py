@@ -11,6 +11,7 @@ from torch import Tensor
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.testing.conformance.context import Context
 from lora_plugins_sdk.testing.conformance.local_view import batch_first, by_projection
+from lora_plugins_sdk.testing.conformance.observe.observation import RankObservation, observed
 from lora_plugins_sdk.testing.layout import Layout
 
 
@@ -41,11 +42,12 @@ class Expectation:
 
 def one_process(context: Context) -> Expectation:
     """The standard run in a world of one rank."""
-    return context.keep("expectation", lambda: _expectation(context))
+    return context.keep("expectation", lambda: expectation_of(context, observed(context, Layout())[0]))
 
 
-def _expectation(context: Context) -> Expectation:
-    facts, (seen,) = RunFacts(), context.observation(Layout())
+def expectation_of(context: Context, seen: RankObservation) -> Expectation:
+    """What one process saw, in HF terms."""
+    facts = RunFacts()
     outputs: dict[str, Tensor] = {}
     output_grads: dict[str, Tensor] = {}
     for plan in context.subject.table(facts).plans:

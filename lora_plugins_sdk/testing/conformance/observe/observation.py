@@ -13,11 +13,13 @@ from lora_plugins_sdk.adapter import LoraAdapter
 from lora_plugins_sdk.attachment import attach
 from lora_plugins_sdk.peft_export import export_adapter
 from lora_plugins_sdk.peft_import import import_adapter
-from lora_plugins_sdk.testing.conformance.observe.capture import Captured, capturing
+from lora_plugins_sdk.testing.conformance.context import Context
+from lora_plugins_sdk.testing.conformance.observe.capture import Captured, capturing, located
 from lora_plugins_sdk.testing.conformance.observe.session import Session, build_base, my_positions, run_pass, wrap
-from lora_plugins_sdk.testing.conformance.problem import Problem, peft_adapter
+from lora_plugins_sdk.testing.conformance.problem import Problem, make_problem, peft_adapter
+from lora_plugins_sdk.testing.conformance.reference import base_directory
 from lora_plugins_sdk.testing.conformance.subject import Subject
-from lora_plugins_sdk.testing.layout import current_run
+from lora_plugins_sdk.testing.layout import Layout, current_run
 
 LEARNING_RATE = 0.02
 MOMENTUM = 0.9
@@ -32,6 +34,7 @@ class RankObservation:
         rank: global rank.
         tp_rank, pp_rank, dp_rank: its place.
         positions: of each sequence, that it was given.
+        linears: class of each adapted host linear on this rank.
         logits: of each of its microbatches; empty before the last stage.
         captured: what passed through its linears, in the first pass.
         grads: gradient of each factor after all reductions.
@@ -47,6 +50,7 @@ class RankObservation:
     pp_rank: int
     dp_rank: int
     positions: Tensor
+    linears: dict[str, str]
     logits: list[Tensor]
     captured: Captured
     grads: dict[str, Tensor]
@@ -55,6 +59,14 @@ class RankObservation:
     imported: dict[str, Tensor]
     stepped: dict[str, Tensor]
     exported: dict[str, Tensor]
+
+
+def observed(context: Context, layout: Layout) -> list[RankObservation]:
+    """What every rank of a layout observed in the standard run; the world is started once."""
+    subject = context.subject
+    return context.keep(
+        layout, lambda: context.world(observe, layout, subject, base_directory(subject), make_problem(subject))
+    )
 
 
 def observe(subject: Subject, directory: Path, problem: Problem) -> RankObservation:
@@ -76,6 +88,7 @@ def observe(subject: Subject, directory: Path, problem: Problem) -> RankObservat
         pp_rank=run.pp_rank,
         dp_rank=run.dp_rank,
         positions=my_positions(run, problem.tokens.shape[-1]),
+        linears={name: _class_name(module) for name, (module, _) in located(adapter).items()},
         logits=logits,
         captured=captured,
         grads=grads,
@@ -113,9 +126,13 @@ def gradient_norm(adapter: LoraAdapter) -> float:
     from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 
     counted = [vars(one)["main_grad"] for one in adapter.parameters() if param_is_not_tensor_parallel_duplicate(one)]
-    square = torch.stack([torch.zeros(()), *(grad.float().square().sum() for grad in counted)]).sum()
+    square = torch.zeros((), device=torch.cuda.current_device()) if not counted else _square(counted)
     dist.all_reduce(square, group=parallel_state.get_model_parallel_group())
     return square.sqrt().item()
+
+
+def _square(tensors: list[Tensor]) -> Tensor:
+    return torch.stack([one.float().square().sum() for one in tensors]).sum()
 
 
 def optimizer_steps(session: Session, problem: Problem) -> None:
@@ -134,6 +151,10 @@ def optimizer_steps(session: Session, problem: Problem) -> None:
             optimizer.step()
         for parameter in parameters:
             parameter.grad = None
+
+
+def _class_name(module: torch.nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def _exported(model: torch.nn.Module) -> dict[str, Tensor]:

@@ -100,19 +100,20 @@ def run_pass(chunk: Any, run: ParallelRun, problem: Problem, *, backward: bool =
     logits_seen: list[Tensor] = []
 
     positions = my_positions(run, problem.tokens.shape[-1])
+    device = next(chunk.parameters()).device
 
     def forward(data: Iterator[int], stage: nn.Module) -> tuple[Tensor, Any]:
         index = next(data)
-        tokens = problem.tokens[index][:, positions]
+        tokens = problem.tokens[index][:, positions].to(device)
 
         def loss(logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             logits_seen.append(logits.detach().clone())
             width = logits.shape[-1]
             start = min(run.tp_rank * width, vocabulary)
-            weights = problem.upstream[index][:, positions, start : start + width].to(logits.dtype)
+            weights = problem.upstream[index][:, positions, start : start + width].to(logits)
             return (logits[..., : weights.shape[-1]] * weights).sum(), {}
 
-        return stage(tokens, positions.expand_as(tokens), None), loss
+        return stage(tokens, positions.to(device).expand_as(tokens), None), loss
 
     if backward:
         chunk.zero_grad_buffer()
@@ -138,7 +139,8 @@ def my_positions(run: ParallelRun, length: int) -> Tensor:
 
 def forward_logits(model: nn.Module, problem: Problem) -> Tensor:
     """One process: logits `[microbatches, samples, tokens, vocabulary]` of a plain forward, without a schedule."""
-    positions = torch.arange(problem.tokens.shape[-1])
+    tokens = problem.tokens.to(next(model.parameters()).device)
+    positions = torch.arange(tokens.shape[-1], device=tokens.device)
     with torch.no_grad():
-        logits = [model(tokens, positions.expand_as(tokens), None) for tokens in problem.tokens]
+        logits = [model(one, positions.expand_as(one), None) for one in tokens]
     return torch.stack(logits)[..., : problem.upstream.shape[-1]]

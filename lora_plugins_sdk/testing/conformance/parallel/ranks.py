@@ -22,7 +22,7 @@ from lora_plugins_sdk.testing.conformance.local_view import (
     output_columns,
     tokens_of,
 )
-from lora_plugins_sdk.testing.conformance.observe.observation import RankObservation
+from lora_plugins_sdk.testing.conformance.observe.observation import RankObservation, observed
 from lora_plugins_sdk.testing.layout import Layout
 
 
@@ -61,7 +61,7 @@ class Ranks:
         """The layout's ranks, observed once."""
 
         def make() -> Ranks:
-            seen, alone = context.observation(layout), one_process(context)
+            seen, alone = observed(context, layout), one_process(context)
             return cls(layout, context.subject.table(layout), seen, alone)
 
         return context.keep(("ranks", layout), make)

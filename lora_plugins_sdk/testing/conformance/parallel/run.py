@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from lora_plugins_sdk.testing.conformance.check import Check, Level
 from lora_plugins_sdk.testing.conformance.context import Context
 from lora_plugins_sdk.testing.conformance.finding import Finding
+from lora_plugins_sdk.testing.conformance.observe.observation import observed
 from lora_plugins_sdk.testing.layout import Layout
 
 
 def _completes(context: Context, layout: Layout) -> Iterator[Finding]:
-    ranks = context.observation(layout)
+    ranks = observed(context, layout)
     for plan in context.subject.table(layout).plans:
         called = [seen for seen in ranks if plan.host_module in seen.captured.outputs]
         stages = {seen.pp_rank for seen in called}

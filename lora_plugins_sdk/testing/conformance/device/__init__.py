@@ -1,0 +1,1 @@
+"""Level 3: on the accelerator of this machine."""
