@@ -50,7 +50,14 @@ class ModelDims:
         if isinstance(node, ast.Name):
             return self._name(node.id, expression)
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            return _OPERATORS[type(node.op)](self._value(node.left, expression), self._value(node.right, expression))
+            left, right = self._value(node.left, expression), self._value(node.right, expression)
+            if isinstance(node.op, ast.FloorDiv) and right == 0:
+                raise LoraError(
+                    f"dimension {expression!r}",
+                    reason="would divide by zero",
+                    cure="use the config.json that belongs to this model type",
+                )
+            return _OPERATORS[type(node.op)](left, right)
         raise LoraError(
             f"dimension {expression!r}",
             reason="not an integer expression",

@@ -13,6 +13,8 @@ from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.site import Projection, Site
 
 ALL_LINEAR = "all-linear"
+# Far above any model; a damaged config would fill the memory with names instead.
+_MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +45,18 @@ class Candidate:
 
 
 def candidates(architecture: Architecture, hf_config: Mapping[str, object]) -> list[Candidate]:
-    """Every projection of the model, site by site within each layer."""
+    """Every projection of the model, site by site within each layer.
+
+    Raises:
+        LoraError: the config is another model's, or its number of layers is none.
+    """
     layers = architecture.dims(hf_config).resolve(architecture.num_layers)
+    if not 0 < layers <= _MOST_LAYERS:
+        raise LoraError(
+            f"{architecture.num_layers} = {layers}",
+            reason="is no number of layers",
+            cure="use the config.json that belongs to this model type",
+        )
     per_layer = [site for site in architecture.sites if site.per_layer]
     places = [(site, layer) for layer in range(layers) for site in per_layer]
     places += [(site, None) for site in architecture.sites if not site.per_layer]

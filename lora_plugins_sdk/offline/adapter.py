@@ -1,0 +1,118 @@
+"""A plain LoRA adapter from its directory, checked as far as that is possible without its base."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lora_plugins_sdk.config import LoraConfig
+from lora_plugins_sdk.errors import Diagnostic, raise_if_any
+from lora_plugins_sdk.peft_config import read_lora_config
+from lora_plugins_sdk.peft_files import PeftAdapter, read_adapter
+
+_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraPair:
+    """The two factors beside one weight.
+
+    Args:
+        module: HF module, for example `model.layers.0.self_attn.q_proj`.
+        a: `[rank, in]`.
+        b: `[out, rank]`.
+    """
+
+    module: str
+    a: Tensor
+    b: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlainAdapter:
+    """A checked adapter.
+
+    Args:
+        directory: where it came from.
+        lora: rank, alpha and scale.
+        pairs: module -> its factors.
+        saved: config and tensors as they were read.
+    """
+
+    directory: Path
+    lora: LoraConfig
+    pairs: Mapping[str, LoraPair]
+    saved: PeftAdapter
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """`adapter_config.json`."""
+        return self.saved.config
+
+
+def read_plain_adapter(directory: str | Path) -> PlainAdapter:
+    """Read a PEFT directory that holds plain LoRA and nothing else.
+
+    Raises:
+        LoraError: a file is missing or damaged, the config means another method, or tensors are not factor pairs of
+            the config's rank with finite values; every problem of one kind is listed.
+    """
+    directory = Path(directory)
+    saved = read_adapter(directory)
+    lora = read_lora_config(saved.config)
+    raise_if_any(f"{directory} is not an adapter of plain LoRA:", _problems(saved.tensors, lora.rank))
+    modules = sorted({_parse(name)[0] for name in saved.tensors})
+    pairs = {
+        module: LoraPair(module=module, a=saved.tensors[_name(module, "A")], b=saved.tensors[_name(module, "B")])
+        for module in modules
+    }
+    return PlainAdapter(directory=directory, lora=lora, pairs=pairs, saved=saved)
+
+
+def _name(module: str, factor: str) -> str:
+    return f"base_model.model.{module}.lora_{factor}.weight"
+
+
+def _parse(name: str) -> tuple[str, str]:
+    found = _NAME.fullmatch(name)
+    assert found is not None, f"{name} was not checked"
+    return found["module"], found["factor"]
+
+
+def _problems(tensors: Mapping[str, Tensor], rank: int) -> Iterator[Diagnostic]:
+    if not tensors:
+        yield Diagnostic(subject="tensors", reason="there are none", cure="export the adapter again")
+    for name, tensor in sorted(tensors.items()):
+        if _NAME.fullmatch(name) is None:
+            yield Diagnostic(
+                subject=name,
+                reason="is no factor of a linear (base_model.model.MODULE.lora_A.weight or lora_B)",
+                cure="convert the adapter to plain LoRA without trained biases, embeddings or whole modules",
+            )
+            continue
+        module, factor = _parse(name)
+        partner = _name(module, "B" if factor == "A" else "A")
+        if partner not in tensors:
+            yield Diagnostic(subject=name, reason=f"its partner {partner} is missing", cure="export the adapter again")
+        yield from _content(name, tensor, rank_dim=0 if factor == "A" else 1, rank=rank)
+
+
+def _content(name: str, tensor: Tensor, *, rank_dim: int, rank: int) -> Iterator[Diagnostic]:
+    shape = list(tensor.shape)
+    if len(shape) != 2 or shape[rank_dim] != rank or 0 in shape:
+        expected = f"[{rank}, in]" if rank_dim == 0 else f"[out, {rank}]"
+        yield Diagnostic(
+            subject=name,
+            reason=f"has shape {shape}, the config's r={rank} asks for {expected}",
+            cure="export the adapter again; A is [rank, in] and B is [out, rank]",
+        )
+    elif tensor.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        yield Diagnostic(subject=name, reason=f"has dtype {tensor.dtype}", cure="save it as float32 or bfloat16")
+    elif not bool(torch.isfinite(tensor).all()):
+        yield Diagnostic(subject=name, reason="holds NaN or infinite values", cure="use an earlier checkpoint")

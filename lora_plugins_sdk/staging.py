@@ -1,0 +1,107 @@
+"""A new directory that appears whole or not at all, whatever kills its writer. Needs no torch."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lora_plugins_sdk.errors import LoraError
+
+
+@contextmanager
+def staged_directory(output: str | Path) -> Iterator[Path]:
+    """A place to write into; when the block ends well it is made durable and becomes `output` by one rename.
+
+    The place is `.NAME.partial` beside the output. It goes away with an error of the block; what a killed process left
+    is removed by the next writer of the same output. Writers exclude each other by a lock that dies with its process.
+
+    Raises:
+        LoraError: the output exists, its parent does not, another process is writing it, or the disk refuses.
+    """
+    output = Path(os.path.abspath(output))
+    refuse_output(output)
+    partial = output.with_name(f".{output.name}.partial")
+    with _writable(output), _lock(output.with_name(f".{output.name}.lock"), output):
+        refuse_output(output)
+        _remove(partial)
+        partial.mkdir()
+        try:
+            yield partial
+            _sync_tree(partial)
+            partial.rename(output)
+        except BaseException:
+            _remove(partial)
+            raise
+        _sync(output.parent)
+
+
+def refuse_output(output: Path) -> None:
+    """Whether a new directory can be made there.
+
+    Raises:
+        LoraError: something is there already, or there is no parent directory.
+    """
+    if os.path.lexists(output):
+        raise LoraError(str(output), reason="exists already", cure="give a new directory, or remove this one first")
+    if not output.parent.is_dir():
+        raise LoraError(str(output), reason=f"{output.parent} is not a directory", cure="make its parent first")
+
+
+@contextmanager
+def _writable(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LoraError(
+            str(output),
+            reason=f"cannot be written ({error.strerror or error})",
+            cure="give a writable place with free space",
+        ) from error
+
+
+@contextmanager
+def _lock(path: Path, output: Path) -> Iterator[None]:
+    while True:
+        handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(handle)
+            raise LoraError(
+                str(output), reason="another process is writing it", cure="wait for it, or give another directory"
+            ) from error
+        # The holder before us may have unlinked the file that we opened: then this lock guards nothing.
+        if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+            break
+        os.close(handle)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync_tree(directory: Path) -> None:
+    for folder, _, files in os.walk(directory):
+        for file in files:
+            _sync(Path(folder, file))
+        _sync(Path(folder))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
