@@ -153,7 +153,8 @@ def _recompute_hooks(chunks: tuple[nn.Module, ...], plugin: SelectedPlugin) -> l
     stacks = {path.split(".{layer}")[0].rsplit(".", 1)[0] for path in sites}
     return [
         module.register_forward_pre_hook(_require_input_grad, with_kwargs=True)
-        for module, _ in locate(chunks, sorted(stacks)).values()
+        for chunk in chunks  # each virtual pipeline chunk has a stack of its own
+        for module, _ in locate((chunk,), sorted(stacks)).values()
     ]
 
 
