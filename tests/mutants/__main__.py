@@ -1,0 +1,29 @@
+"""In `tests/`, `python -m mutants [--fast]`: hunt every mutant, or those that one process shows; print the table."""
+
+from __future__ import annotations
+
+import sys
+
+from lora_plugins_sdk.testing.conformance import Level
+from mutants.catalogue import MUTANTS
+from mutants.hunt import hunt, right_plugin
+from mutants.table import lines, row
+
+
+def main(arguments: list[str]) -> int:
+    """Exit status 1 when a mutant lives."""
+    if arguments not in ([], ["--fast"]):
+        print("usage: python -m mutants [--fast]", file=sys.stderr)
+        return 2
+    subject = right_plugin()
+    chosen = [one for one in MUTANTS if not arguments or one.level < Level.PARALLEL]
+    verdicts = [hunt(one, subject) for one in chosen]
+    for verdict in verdicts:
+        if not verdict.killed:
+            print(f"{verdict.explanation()}\n")
+    print("\n".join(lines([row(one) for one in verdicts])))
+    return 0 if all(one.killed for one in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,12 @@
+"""Every mutant."""
+
+from __future__ import annotations
+
+from mutants import exports, initial, names, packs, reductions, regions, scales, state, tags
+from mutants.mutant import Mutant, mutants_of
+
+MUTANTS: tuple[Mutant, ...] = tuple(
+    mutant
+    for family in (tags, reductions, regions, packs, scales, initial, names, exports, state)
+    for mutant in mutants_of(family)
+)

@@ -1,0 +1,97 @@
+"""Names, targets and the plugin itself: off by one, shared by two factors, or not what the user asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import lora_plugin_qwen3
+from lora_plugins_sdk import LoraConfig, ParamRow, RunFacts, SelectedPlugin
+from lora_plugins_sdk.testing.conformance import Level
+from mutants.mutant import seeded
+from mutants.places import ANYWHERE, FC1
+from mutants.seams import rows_changed, wrapped
+
+_LAST = "decoder.layers.3.mlp.linear_fc2"
+
+
+@seeded("peft-names", level=Level.STATIC, imitates="B29", site=_LAST, words="model.layers.4.mlp.down_proj")
+def layer_name_off_by_one() -> Iterator[None]:
+    """The last layer's down projection gets the number of a layer that does not exist."""
+
+    def change(row: ParamRow, facts: RunFacts) -> ParamRow:
+        return replace(row, hf_name=row.hf_name.replace("3", "4")) if row.host_module == _LAST else row
+
+    with rows_changed(change):
+        yield
+
+
+@seeded("peft-names", level=Level.STATIC, imitates="B29", site=FC1, words="PEFT would skip it")
+def prefix_missing() -> Iterator[None]:
+    """One site's names lack the prefix under which PEFT looks for them."""
+
+    def change(row: ParamRow, facts: RunFacts) -> ParamRow:
+        bare = row.hf_name.removeprefix("base_model.model.")
+        return replace(row, hf_name=bare) if row.host_module == FC1 else row
+
+    with rows_changed(change):
+        yield
+
+
+@seeded("unique-names", level=Level.STATIC, imitates="B24", site=FC1, words="is also that of")
+def gate_loaded_twice() -> Iterator[None]:
+    """The engine's name of up is that of gate."""
+
+    def change(row: ParamRow, facts: RunFacts) -> ParamRow:
+        names = {engine: name.replace("up_proj", "gate_proj") for engine, name in row.serving_names.items()}
+        return replace(row, serving_names=names) if row.host_module == FC1 else row
+
+    with rows_changed(change):
+        yield
+
+
+@seeded("pairs", level=Level.STATIC, imitates="a pair over two linears", site=FC1, words="B on")
+def factors_on_two_linears() -> Iterator[None]:
+    """The B of up lies on another linear than its A."""
+
+    def change(row: ParamRow, facts: RunFacts) -> ParamRow:
+        lost = (row.host_module, row.param) == (FC1, "B_up_proj")
+        return replace(row, host_module=FC1.replace("fc1", "fc2")) if lost else row
+
+    with rows_changed(change):
+        yield
+
+
+@seeded("targets", level=Level.STATIC, imitates="B29", site=ANYWHERE, words="exclu")
+def exclusion_ignored() -> Iterator[None]:
+    """`exclude_modules` has no effect."""
+
+    def normalize(right: Any, plugin: SelectedPlugin, hf_config: Any, lora: LoraConfig) -> frozenset[str]:
+        return right(plugin, hf_config, replace(lora, exclude_modules=()))
+
+    with wrapped(SelectedPlugin, "normalize_targets", normalize):
+        yield
+
+
+@seeded("hooks", level=Level.STATIC, imitates="B20: hook missed", words="would never be called")
+def hook_not_marked() -> Iterator[None]:
+    """The plugin has a function named like a hook that nothing marks as one."""
+    with patch.object(lora_plugin_qwen3, "lora_hf_name", lambda row: row.hf_module, create=True):
+        yield
+
+
+@seeded("torch-free", level=Level.STATIC, imitates="import of torch for a list", words="imports torch")
+def plugin_imports_torch() -> Iterator[None]:
+    """The plugin imports torch when it is loaded."""
+    real = Path(lora_plugin_qwen3.__file__).parent
+    with TemporaryDirectory() as folder, patch.object(sys, "path", [folder, *sys.path]):
+        package = Path(folder, real.name)
+        package.mkdir()
+        text = (real / "__init__.py").read_text().replace("annotations\n", "annotations\n\nimport torch\n", 1)
+        (package / "__init__.py").write_text(f"{text}\n__path__.append({str(real)!r})\n")
+        yield
