@@ -47,6 +47,25 @@ tokens = torch.randint(0, 64, (2, 9))
 batches = [(tokens[:, :-1], torch.arange(8).expand(2, 8), tokens[:, 1:])] * 2
 before = [weight.clone() for weight in model.parameters()]
 """,
+    "adapters.md": """
+import json
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+
+Path("base").mkdir()
+Path("adapter").mkdir()
+module = "model.layers.0.mlp.up_proj"
+factors = {"A": torch.randn(2, 8), "B": torch.randn(6, 2)}
+save_file({f"{module}.weight": torch.randn(6, 8)}, "base/model.safetensors")
+save_file(
+    {f"base_model.model.{module}.lora_{name}.weight": factor for name, factor in factors.items()},
+    "adapter/adapter_model.safetensors",
+)
+Path("base/config.json").write_text(json.dumps({"model_type": "toy"}))
+config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["up_proj"]}
+Path("adapter/adapter_config.json").write_text(json.dumps(config))
+""",
     "writing-a-plugin.md": 'import json\n\nconfig = json.load(open("config.json"))\n',
 }
 # What the page's code must have done.
@@ -57,7 +76,8 @@ saved = load_file("adapter/adapter_model.safetensors")
 assert len(saved) == 2 * 7 * 2 and all(tensor.abs().sum() > 0 for tensor in saved.values())
 base = [weight for name, weight in model.named_parameters() if ".lora." not in name]
 assert all(torch.equal(was, now) for was, now in zip(before, base, strict=True))
-"""
+""",
+    "adapters.md": "assert report.folds == 1 and Path('merged-in-python/config.json').exists()",
 }
 
 

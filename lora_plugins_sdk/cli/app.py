@@ -9,15 +9,18 @@ import typer
 
 from lora_plugins_sdk.cli.check import check
 from lora_plugins_sdk.cli.describe import describe
+from lora_plugins_sdk.cli.diff_adapters import diff
 from lora_plugins_sdk.cli.doctor import doctor
+from lora_plugins_sdk.cli.inspect_adapter import inspect_adapter
 from lora_plugins_sdk.cli.list_plugins import list_plugins
+from lora_plugins_sdk.cli.merge import merge
 from lora_plugins_sdk.errors import LoraError
 
 USER_ERROR = 2
 
 app = typer.Typer(
     name="lora-plugins",
-    help="Inspect and check LoRA model plugins. Only `check` above level 0 needs torch.",
+    help="Look at LoRA model plugins and at adapters. `list`, `describe`, `doctor`, `check --level 0` need no torch.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -26,6 +29,9 @@ app.command("list")(list_plugins)
 app.command("describe")(describe)
 app.command("doctor")(doctor)
 app.command("check")(check)
+app.command("merge")(merge)
+app.command("inspect")(inspect_adapter)
+app.command("diff")(diff)
 
 
 @app.callback()

@@ -32,3 +32,11 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
         *[[cell.replace("|", "\\|") for cell in row] for row in rows],
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def size_text(size: int) -> str:
+    """Bytes for reading: `1.5 GB`, in powers of 1000."""
+    value, units = float(size), ["bytes", "kB", "MB", "GB", "TB"]
+    while value >= 1000 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.3g} {units[0]}"

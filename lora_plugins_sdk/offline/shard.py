@@ -142,7 +142,7 @@ def _fill(read: BinaryIO, buffer: memoryview) -> None:
 
 
 def _write(write: BinaryIO, stored: Tensor) -> None:
-    write.write(stored.contiguous().view(torch.uint8).numpy())
+    write.write(stored.contiguous().view(torch.uint8).numpy().data)
 
 
 def _is_finite(values: Tensor) -> bool:
