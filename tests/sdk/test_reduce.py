@@ -72,7 +72,7 @@ def test_one_process_has_nothing_to_sum() -> None:
     copies = [grad.clone() for grad in before if grad is not None]
     reduce_grads(model)
     for parameter, grad, copy in zip(adapter_of(model).parameters(), before, copies, strict=True):
-        assert parameter.grad is grad and torch.equal(copy, grad)
+        assert grad is not None and parameter.grad is grad and torch.equal(copy, grad)
 
 
 @pytest.mark.parametrize("function", [reduce_grads, reduce_grads_in_finalize])
