@@ -1,1 +1,1 @@
-"""Public faults of peers (the rows B1, B2, ... of the list of known faults): for each a test that fails without its cure."""
+"""Public faults of peers (rows B1, B2, ... of a list of known faults): each has a test that fails without its cure."""

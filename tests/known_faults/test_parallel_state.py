@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from known_faults.stack_host import HF_CONFIG, StackModel, adapted
-from torch import nn
 
+from known_faults.stack_host import HF_CONFIG, StackModel, adapted
 from lora_plugins_sdk import (
     Architecture,
     LoraConfig,
@@ -42,14 +40,14 @@ def test_an_adapter_of_another_parallel_size_is_refused(kind: SiteKind) -> None:
 
 
 def buffers() -> tuple[list[str], list[str], int]:
-    """Names of the factors in the dense and in the expert gradient buffers, and the ranks the former are reduced over."""
+    """Factors in the dense and in the expert gradient buffers, and over how many ranks the former are reduced."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer import TransformerConfig
 
     model: Any = StackModel()
     adapter = adapted(model, current_run())
     config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
-    chunk = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model)
+    chunk: Any = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model)
     names = {parameter: name for name, parameter in adapter.named_parameters()}
     dense, expert = (
         sorted(names[parameter] for buffer in some for parameter in buffer.params)
@@ -64,13 +62,3 @@ def test_dense_factors_follow_the_dense_data_parallel_domain() -> None:
     """B6: gradients were reduced over another data parallel group than the base parameter's own."""
     for dense, expert, size in run_world(buffers, Layout(dp=2)):
         assert len(dense) == 6 and not expert and size == 2
-
-
-def test_marks_of_a_dense_factor() -> None:
-    """B12: what the host's gradient norm and reduction read; a wrong mark lets a factor count too little."""
-    adapter = adapted(StackModel())
-    for parameter in adapter.parameters():
-        assert isinstance(parameter, nn.Parameter) and parameter.dtype is torch.float32
-        marks = vars(parameter)
-        assert marks["allreduce"] is True and marks["sequence_parallel"] is False
-        assert marks["tensor_model_parallel"] is (marks["partition_dim"] >= 0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from known_faults.stack_host import StackModel, adapted
 from torch import Tensor, nn
+
+from known_faults.stack_host import StackModel, adapted
 
 
 class Multimodal(nn.Module):

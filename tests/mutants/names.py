@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
@@ -90,8 +91,6 @@ def plugin_imports_torch() -> Iterator[None]:
     """The plugin imports torch when it is loaded."""
     real = Path(lora_plugin_qwen3.__file__).parent
     with TemporaryDirectory() as folder, patch.object(sys, "path", [folder, *sys.path]):
-        package = Path(folder, real.name)
-        package.mkdir()
-        text = (real / "__init__.py").read_text().replace("annotations\n", "annotations\n\nimport torch\n", 1)
-        (package / "__init__.py").write_text(f"{text}\n__path__.append({str(real)!r})\n")
+        main = copytree(real, Path(folder, real.name)) / "__init__.py"
+        main.write_text(main.read_text().replace("annotations\n", "annotations\n\nimport torch\n", 1))
         yield

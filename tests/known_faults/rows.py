@@ -1,0 +1,202 @@
+"""Which test guards which row, what its cure is, and what of the row still has nothing that could show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_SDK = "tests/sdk"
+_QWEN3 = "plugins/qwen3/tests"
+_HERE = "tests/known_faults"
+_HARNESS = "tests/harness"
+_NO_EXPERTS = "no plugin has experts yet"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One known fault.
+
+    Args:
+        cure: what keeps it away; the tests fail without it.
+        tests: `file::function`; its docstring, or the file's, names the row.
+        mutants: names of mutants that imitate it, which the conformance kit kills.
+        open: what of the row is not guarded, and why.
+    """
+
+    cure: str
+    tests: tuple[str, ...] = ()
+    mutants: tuple[str, ...] = ()
+    open: str = ""
+
+
+ROWS = {
+    "B1": Row(
+        cure="`Region.sum_group` tags replicated factors under SP; `reduce_grads` sums what is tagged",
+        tests=(
+            f"{_SDK}/test_region.py::test_rule",
+            f"{_QWEN3}/test_gradients_layouts.py::test_training_equals_one_process",
+            f"{_QWEN3}/test_gradients_reductions.py::test_plain_backward_then_reduce_grads",
+        ),
+        mutants=("tag-dropped-from-column-a", "tag-dropped-from-row-b"),
+    ),
+    "B2": Row(
+        cure="the branch's region, one pack for all directions, losses normalised over all ranks",
+        tests=(
+            f"{_QWEN3}/test_gradients_layouts.py::test_training_equals_one_process",
+            f"{_SDK}/test_branch_algebra.py::test_output_and_gradients_equal_the_folded_model",
+            f"{_HARNESS}/test_policy.py::test_topology_changes_nothing",
+        ),
+        mutants=("copy-region-missing", "rows-per-head-not-per-group", "average-over-dp-twice"),
+    ),
+    "B3": Row(
+        cure="`reduce_grads` sums `main_grad` where there is one; no autograd hooks",
+        tests=(
+            f"{_QWEN3}/test_gradients_layouts.py::test_training_equals_one_process",
+            f"{_QWEN3}/test_gradients_reductions.py::test_variants_of_the_gradient_buffers",
+        ),
+        mutants=("reduction-of-grad-where-main-grad-counts", "reduction-in-the-first-step-only"),
+        open=f"the sum over EP of factors that experts share: {_NO_EXPERTS}",
+    ),
+    "B4": Row(
+        cure="one coalesced sum for each group and dtype in a step",
+        tests=(f"{_HERE}/test_one_sum_a_step.py::test_one_sum_takes_all",),
+        open=f"the same over EP: {_NO_EXPERTS}",
+    ),
+    "B5": Row(
+        cure="`initial_factor` draws the full factor from the seed and the HF name alone",
+        tests=(f"{_QWEN3}/test_export_layouts.py::test_same_on_every_rank_of_every_topology",),
+        mutants=("a-drawn-per-tensor-parallel-rank", "a-drawn-per-data-parallel-rank"),
+        open=f"replicas over EP: {_NO_EXPERTS}",
+    ),
+    "B6": Row(
+        cure="the mark `allreduce` puts a dense factor into the dense gradient buffers",
+        tests=(f"{_HERE}/test_parallel_state.py::test_dense_factors_follow_the_dense_data_parallel_domain",),
+        mutants=("reduction-over-the-wrong-group",),
+        open=f"the expert data parallel domain with EP 1 and TP other than ETP: {_NO_EXPERTS}",
+    ),
+    "B7": Row(
+        cure="`check_host` compares the host weight with the run's sizes; the branch passes dX on",
+        tests=(f"{_HERE}/test_parallel_state.py::test_an_adapter_of_another_parallel_size_is_refused",),
+        mutants=("branch-input-detached",),
+        open=f"ETP above 1: {_NO_EXPERTS}",
+    ),
+    "B8": Row(
+        cure="a row-parallel branch sums its r-wide product once; factors are not marked `sequence_parallel`",
+        mutants=("host-sums-again", "row-sum-missing", "copy-region-doubled"),
+        open=f"overlap of shared experts: {_NO_EXPERTS}",
+    ),
+    "B9": Row(
+        cure="REPLICATED sites: no partition dim, sums over TP under SP",
+        tests=(f"{_SDK}/test_replicated_world.py::test_replicated_site",),
+        mutants=("tag-on-complete-a", "tag-on-complete-b"),
+    ),
+    "B10": Row(
+        cure="`full_initial_factor` bounds A by the full fan-in",
+        tests=(
+            f"{_SDK}/test_initial_factors.py::test_a_has_the_spread_of_the_full_fan_in",
+            f"{_QWEN3}/test_export_layouts.py::test_same_on_every_rank_of_every_topology",
+        ),
+        mutants=("spread-of-the-local-fan-in",),
+    ),
+    "B11": Row(
+        cure="`initial_factor` slices the full factor for its rank",
+        tests=(
+            f"{_SDK}/test_initial_factors.py::test_shards_of_a_row_parallel_a_differ",
+            f"{_QWEN3}/test_export_layouts.py::test_same_on_every_rank_of_every_topology",
+        ),
+        mutants=("shards-drawn-alike",),
+    ),
+    "B12": Row(
+        cure="`tensor_model_parallel` marks shards, so that the gradient norm counts them on every rank",
+        tests=(f"{_HARNESS}/test_policy.py::test_topology_changes_nothing",),
+        mutants=("shard-not-counted",),
+        open=f"expert factors in the norm: {_NO_EXPERTS}",
+    ),
+    "B13": Row(
+        cure="`tensor_model_parallel` is false on replicas, so that the gradient norm counts them once",
+        tests=(
+            f"{_SDK}/test_factor_attributes.py::test_attributes_follow_the_table",
+            f"{_HARNESS}/test_policy.py::test_topology_changes_nothing",
+        ),
+        mutants=("replica-counted-twice",),
+    ),
+    "B19": Row(
+        cure="a pre-hook on the stack of layers makes the first recomputed block's input require a gradient",
+        tests=(
+            f"{_QWEN3}/test_lora_recompute.py::test_same_gradients",
+            f"{_QWEN3}/test_lora_recompute.py::test_adapter_on_the_mlp_alone",
+            f"{_HERE}/test_recompute_hook.py::test_every_factor_trains",
+        ),
+        mutants=("recompute-hook-missing", "branch-off-without-grad"),
+    ),
+    "B20": Row(
+        cure="that hook is placed by path, whatever class stands there; the kit asserts every gradient",
+        tests=(
+            f"{_HERE}/test_recompute_hook.py::test_every_factor_trains",
+            f"{_SDK}/test_attachment.py::test_every_target_has_an_effect_and_a_gradient",
+        ),
+        mutants=("branch-output-detached", "reduction-skipped"),
+    ),
+    "B21": Row(
+        cure="reduction, export and import take a stage without factors as it is",
+        tests=(f"{_QWEN3}/test_lora_partial_stages.py::test_targets_on_one_stage_only",),
+    ),
+    "B22": Row(
+        cure="export joins all stages; attach refuses a table of which some layer is on no stage or on two",
+        tests=(
+            f"{_QWEN3}/test_export_layouts.py::test_same_on_every_rank_of_every_topology",
+            f"{_QWEN3}/test_lora_disagreement.py::test_a_lost_layer",
+            f"{_QWEN3}/test_lora_disagreement.py::test_stages_that_claim_the_same_layers",
+            f"{_SDK}/test_attachment.py::test_a_host_that_cannot_carry_the_adapter_is_refused_unchanged",
+        ),
+        mutants=("one-stage-exported",),
+    ),
+    "B23": Row(
+        cure="packs are declared per TP shard and resolved for each TP size",
+        tests=(
+            f"{_SDK}/test_pack.py::test_concat_puts_each_shards_gate_before_its_up",
+            f"{_QWEN3}/test_export_layouts.py::test_same_on_every_rank_of_every_topology",
+        ),
+        mutants=("shard-halves-joined-in-the-wrong-order", "shards-joined-in-the-wrong-order"),
+        open=f"global expert numbers under EP: {_NO_EXPERTS}",
+    ),
+    "B25": Row(
+        cure="a site declares the order of its projections; the branch and the base read that one order",
+        mutants=("gate-and-up-swapped", "halves-declared-in-the-wrong-order"),
+    ),
+    "B29": Row(
+        cure="names are checked against PEFT's own scheme, imports against every expected tensor",
+        tests=(f"{_SDK}/test_attachment.py::test_every_target_has_an_effect_and_a_gradient",),
+        mutants=("prefix-missing", "layer-name-off-by-one", "missing-tensors-are-zeros", "exclusion-ignored"),
+    ),
+    "B32": Row(
+        cure="B is [out, rank] in HF order; transposed or interleaved B's are refused or seen; exports are copies",
+        tests=(
+            f"{_SDK}/test_branch_algebra.py::test_output_and_gradients_equal_the_folded_model",
+            f"{_QWEN3}/test_lora_forward.py::test_equals_peft_and_the_folded_model",
+        ),
+        mutants=("rows-concatenated-not-grouped", "b-read-transposed", "export-transposed-in-memory"),
+    ),
+    "B33": Row(
+        cure="an import compares every shape, so a transposed factor is refused",
+        tests=(f"{_SDK}/test_peft_import_errors.py::test_a_tensor_that_does_not_fit_is_named",),
+        mutants=("a-read-transposed", "b-read-transposed"),
+        open=f"orientation of three-dimensional expert factors: {_NO_EXPERTS}",
+    ),
+    "B34": Row(
+        cure="`LoraConfig.scale` and `use_rslora` in the exported and the imported config",
+        tests=(
+            f"{_SDK}/test_lora_config.py::test_rslora_scales_with_the_square_root_of_the_rank",
+            f"{_SDK}/test_peft_export.py::test_rslora_is_in_the_config",
+            f"{_QWEN3}/test_gradients_folded.py::test_rslora",
+        ),
+        mutants=("rslora-ignored", "rslora-not-exported", "scale-exported-as-alpha"),
+    ),
+    "B44": Row(
+        cure="dropout acts in training mode only; the harness refuses dropout in a GRPO run",
+        tests=(
+            f"{_SDK}/test_dropout.py::test_off_in_eval_and_at_zero",
+            f"{_HARNESS}/test_config.py::test_everything_wrong_is_shown_together",
+        ),
+        mutants=("dropout-in-evaluation",),
+    ),
+}
