@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pkgutil import resolve_name
+from typing import Any
 
 from lora_plugins_sdk.errors import LoraError
 
@@ -26,9 +27,11 @@ def find_factory(around: str) -> Callable[[], AbstractContextManager[object]]:
     Raises:
         LoraError: there is none.
     """
+    cure = "write it as package.module:factory"
     try:
-        return resolve_name(around)
+        factory: Any = resolve_name(around)
     except (ImportError, AttributeError, ValueError) as error:
-        raise LoraError(
-            f"around={around!r}", reason=f"cannot be imported ({error})", cure="write it as package.module:factory"
-        ) from error
+        raise LoraError(f"around={around!r}", reason=f"cannot be imported ({error})", cure=cure) from error
+    if not callable(factory):
+        raise LoraError(f"around={around!r}", reason=f"is a {type(factory).__name__}, not a function", cure=cure)
+    return factory

@@ -1,0 +1,93 @@
+"""Level 0 finds what is wrong without a model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_plugins_sdk import BlockLayout, Concat, ModelDims, SelectedPlugin
+from lora_plugins_sdk.testing.conformance import Context, Level, Result, Subject, cases, run_case
+from lora_plugins_sdk.testing.conformance.static.packs import pack_problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CrossedPack:
+    """Declares one block, though TP splits the weight: ranks would hold other rows than they think."""
+
+    def resolve(self, dims: ModelDims, rows: Sequence[int], tp: int) -> BlockLayout:
+        return BlockLayout(blocks=1, runs=tuple(rows), rows=tuple(rows))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShortPack:
+    """Loses the last rows of every projection when their number is odd."""
+
+    def resolve(self, dims: ModelDims, rows: Sequence[int], tp: int) -> BlockLayout:
+        return BlockLayout(blocks=tp, runs=tuple(count // tp for count in rows), rows=tuple(rows))
+
+
+def _check(subject: Subject, name: str, **options: Any) -> Result:
+    (case,) = [case for case in cases(Level.STATIC) if case.id == name]
+    return run_case(Context(subject, **options), case)
+
+
+def _with_fc1_pack(pack: Any) -> Subject:
+    subject = Subject.of("qwen3")
+    architecture = subject.selected.architecture
+    sites = [replace(site, pack=pack) if site.name == "linear_fc1" else site for site in architecture.sites]
+    subject.__dict__["selected"] = SelectedPlugin.of(replace(architecture, sites=tuple(sites)))
+    return subject
+
+
+@pytest.mark.parametrize(
+    ("pack", "words"),
+    [(CrossedPack(), "1 blocks cannot be split over 2 ranks"), (ShortPack(), "no place in the host weight")],
+)
+def test_wrong_packs(pack: Any, words: str) -> None:
+    """B23: gate|up split wrongly per TP shard."""
+    result = _check(_with_fc1_pack(pack), "packs")
+    (finding,) = result.findings
+    assert finding.site == "decoder.layers.0.mlp.linear_fc1"
+    assert words in finding.cause
+
+
+def test_right_packs() -> None:
+    assert not _check(_with_fc1_pack(Concat()), "packs").findings
+
+
+def test_slabs_in_another_order() -> None:
+    class Reversed(BlockLayout):
+        def hf_slab(self, projection: int, rank: int, tp: int) -> tuple[int, int]:
+            return super().hf_slab(projection, tp - 1 - rank, tp)
+
+    layout = {"blocks": 2, "runs": (3, 2), "rows": (6, 4)}
+    assert pack_problem(BlockLayout(**layout), 2) is None
+    assert "rank 0 of 2 holds rows [0, 1, 2] of projection 0, not 3 to 5" in str(pack_problem(Reversed(**layout), 2))
+
+
+def test_names_of_another_layer(wrong_plugin: Path) -> None:
+    result = _check(Subject.of("qwen3", plugin=str(wrong_plugin)), "peft-names")
+    first = result.findings[0]
+    assert (first.site, first.factor) == ("decoder.layers.0.self_attention.linear_qkv", "A")
+    assert "would be loaded as model.layers.1.self_attn.q_proj lora_A" in first.cause
+
+
+def test_a_plugin_that_imports_torch(right_plugin: Path) -> None:
+    right_plugin.write_text("import torch\n" + right_plugin.read_text())
+    result = _check(Subject.of("qwen3", plugin=str(right_plugin)), "torch-free")
+    assert any("imports torch" in finding.cause for finding in result.findings)
+
+
+def test_snapshot(tmp_path: Path) -> None:
+    subject, path = Subject.of("qwen3"), tmp_path / "tables" / "qwen3.md"
+    missing = _check(subject, "snapshot", snapshot=path, how_to_update="the option")
+    assert "does not exist: write it with the option" in missing.findings[0].cause
+    assert not _check(subject, "snapshot", snapshot=path, update_snapshot=True).findings
+    assert not _check(subject, "snapshot", snapshot=path).findings
+    path.write_text(path.read_text().replace("[48, 4]", "[44, 4]"))
+    changed = _check(subject, "snapshot", snapshot=path)
+    assert "- | 0-3 | B | [44, 4]" in changed.findings[0].cause
+    assert "+ | 0-3 | B | [48, 4]" in changed.findings[0].cause
+    assert _check(subject, "snapshot").reason == "no snapshot file was named"
