@@ -12,6 +12,7 @@ from lora_plugins_sdk.architecture import Architecture, BaseWeight
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.dims import ModelDims, read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, LoraError
+from lora_plugins_sdk.fingerprint import base_fingerprint
 from lora_plugins_sdk.hookspecs import HOOKSPEC_API, hookimpl
 from lora_plugins_sdk.manager import SelectedPlugin
 from lora_plugins_sdk.pack import BlockLayout, Concat, Pack, QueryGroups
@@ -21,9 +22,11 @@ from lora_plugins_sdk.site import Projection, Site, SiteKind, Tied
 from lora_plugins_sdk.table import ParameterTable, ParamRow, SitePlan, derive_table
 
 if TYPE_CHECKING:
+    from lora_plugins_sdk.adam_moments import gather_adam_moments, load_adam_moments
     from lora_plugins_sdk.adapter import LoraAdapter, adapter_of, disable_adapters
     from lora_plugins_sdk.attachment import attach, detach
     from lora_plugins_sdk.base_weights import load_base_weights
+    from lora_plugins_sdk.frozen_adapter import FrozenAdapter
     from lora_plugins_sdk.parallel_run import ParallelRun
     from lora_plugins_sdk.peft_export import export_adapter
     from lora_plugins_sdk.peft_files import PeftAdapter, read_adapter, write_adapter
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from lora_plugins_sdk.reduce import reduce_grads, reduce_grads_in_finalize
 
 _NEEDS_TORCH = {
+    "FrozenAdapter": "frozen_adapter",
     "LoraAdapter": "adapter",
     "ParallelRun": "parallel_run",
     "PeftAdapter": "peft_files",
@@ -39,7 +43,9 @@ _NEEDS_TORCH = {
     "detach": "attachment",
     "disable_adapters": "adapter",
     "export_adapter": "peft_export",
+    "gather_adam_moments": "adam_moments",
     "import_adapter": "peft_import",
+    "load_adam_moments": "adam_moments",
     "load_base_weights": "base_weights",
     "read_adapter": "peft_files",
     "reduce_grads": "reduce",
@@ -61,6 +67,7 @@ __all__ = [
     "BlockLayout",
     "Concat",
     "Diagnostic",
+    "FrozenAdapter",
     "LoraAdapter",
     "LoraConfig",
     "LoraError",
@@ -80,12 +87,15 @@ __all__ = [
     "Tied",
     "adapter_of",
     "attach",
+    "base_fingerprint",
     "derive_table",
     "detach",
     "disable_adapters",
     "export_adapter",
+    "gather_adam_moments",
     "hookimpl",
     "import_adapter",
+    "load_adam_moments",
     "load_base_weights",
     "load_plugin",
     "read_adapter",

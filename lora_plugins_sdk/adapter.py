@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.factors import LoraFactors
 from lora_plugins_sdk.manager import SelectedPlugin
 from lora_plugins_sdk.parallel_run import ParallelRun
@@ -57,6 +57,27 @@ class LoraAdapter:
     def parameters(self) -> list[nn.Parameter]:
         """Trainable parameters of this rank, in table order."""
         return [parameter for _, parameter in self.named_parameters()]
+
+    def refuse_other_trainable(self) -> None:
+        """What a checkpoint of the adapter would lose is an error.
+
+        Raises:
+            LoraError: listing this rank's trainable parameters that are not the adapter's.
+        """
+        own = {id(parameter) for parameter in self.parameters()}
+        raise_if_any(
+            "more than the adapter is trained:",
+            (
+                Diagnostic(
+                    subject=name,
+                    reason="is trainable and no part of the adapter, so a checkpoint would lose it",
+                    cure="freeze it with requires_grad_(False)",
+                )
+                for chunk in self.chunks
+                for name, parameter in chunk.named_parameters()
+                if parameter.requires_grad and id(parameter) not in own
+            ),
+        )
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

@@ -14,6 +14,9 @@ from lora_plugins_sdk.init import initial_factor
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.table import ParamRow, SitePlan
 
+# A tensor shaped like a stored parameter: its values, or what an optimizer keeps for it.
+TensorOf = Callable[[nn.Parameter], torch.Tensor]
+
 
 class LoraFactors(nn.Module):
     """A stacked `[n * r, in]` and one B `[out, r]` per adapted projection, this rank's part of each.
@@ -62,9 +65,14 @@ class LoraFactors(nn.Module):
         """B factors in the order of the adapted projections."""
         return [self.get_parameter(row.param) for row in self.plan.rows if row.factor == "B"]
 
-    def local(self, row: ParamRow) -> torch.Tensor:
-        """This rank's part of one factor, a view into its stored parameter `[local_shape]`."""
-        return self.get_parameter(row.param).detach()[row.stacked_at : row.stacked_at + row.local_shape[0]]
+    def local(self, row: ParamRow, of: TensorOf = torch.Tensor.detach) -> torch.Tensor:
+        """This rank's part of one factor, a view into its stored parameter `[local_shape]`.
+
+        Args:
+            row: the factor.
+            of: what to view in place of the parameter itself, a tensor of its shape (an optimizer's moment).
+        """
+        return of(self.get_parameter(row.param))[row.stacked_at : row.stacked_at + row.local_shape[0]]
 
     def drop(self, x: torch.Tensor) -> torch.Tensor:
         """Dropout on the branch input while training.

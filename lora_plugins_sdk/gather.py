@@ -8,24 +8,30 @@ import torch
 import torch.distributed as dist
 
 from lora_plugins_sdk.adapter import LoraAdapter
+from lora_plugins_sdk.factors import TensorOf
 from lora_plugins_sdk.table import ParamRow
 
 
-def gather_factors(adapter: LoraAdapter) -> dict[ParamRow, torch.Tensor]:
+def gather_factors(adapter: LoraAdapter, of: TensorOf = torch.Tensor.detach) -> dict[ParamRow, torch.Tensor]:
     """Every factor of the model in HF order, `row.full_shape`, on every rank. Collective over the TP and PP groups.
+
+    Args:
+        adapter: the attached adapter.
+        of: what to gather in place of the factors themselves: a tensor of a parameter's shape and dtype. What an
+            optimizer keeps for a factor travels by the factor's own pack.
 
     Returns:
         Row -> tensor on this rank's device, in table order; no tensor shares memory with the adapter's parameters.
     """
-    mine = _over_tensor_parallel(adapter)
+    mine = _over_tensor_parallel(adapter, of)
     full = _over_pipeline_parallel(adapter, mine)
     return {row: full[row.init_key] for row in adapter.table.rows}
 
 
-def _over_tensor_parallel(adapter: LoraAdapter) -> dict[str, torch.Tensor]:
+def _over_tensor_parallel(adapter: LoraAdapter, of: TensorOf) -> dict[str, torch.Tensor]:
     """Full factors of this stage, by init key."""
     run = adapter.run
-    local = {row: factors.local(row) for factors in adapter.factors() for row in factors.plan.rows}
+    local = {row: factors.local(row, of) for factors in adapter.factors() for row in factors.plan.rows}
     full = {row.init_key: tensor.clone() for row, tensor in local.items() if row.partition_dim == -1}
     sharded = {row: tensor for row, tensor in local.items() if row.partition_dim != -1}
     if sharded:

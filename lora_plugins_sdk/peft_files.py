@@ -59,10 +59,10 @@ def write_adapter(adapter: PeftAdapter, directory: str | Path) -> Path:
             else:
                 save_file(tensors, part, metadata={"format": "pt"})
             os.replace(part, path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise LoraError(
             str(directory),
-            reason=f"cannot be written ({error.strerror})",
+            reason=f"cannot be written ({getattr(error, 'strerror', None) or error})",
             cure="give a writable directory with free space",
         ) from error
     return directory

@@ -8,9 +8,9 @@ import torch
 
 from lora_plugins_sdk.adapter import LoraAdapter, Model, adapter_of
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
-from lora_plugins_sdk.init import shard
 from lora_plugins_sdk.peft_config import plain_lora_problems
 from lora_plugins_sdk.peft_files import PeftAdapter
+from lora_plugins_sdk.scatter import scatter_factors
 
 
 def import_adapter(model: Model, saved: PeftAdapter) -> None:
@@ -36,10 +36,7 @@ def import_adapter(model: Model, saved: PeftAdapter) -> None:
     except Exception as error:
         adapter.plugin.on_error(error, "import")
         raise
-    with torch.no_grad():
-        for factors in adapter.factors():
-            for row in factors.plan.rows:
-                factors.local(row).copy_(shard(row, fulls[row], adapter.run.tp_rank))
+    scatter_factors(adapter, fulls)
 
 
 def _config_problems(adapter: LoraAdapter, saved: PeftAdapter) -> Iterator[Diagnostic]:

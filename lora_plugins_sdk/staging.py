@@ -25,18 +25,18 @@ def staged_directory(output: str | Path) -> Iterator[Path]:
     output = Path(os.path.abspath(output))
     refuse_output(output)
     partial = output.with_name(f".{output.name}.partial")
-    with _writable(output), _lock(output.with_name(f".{output.name}.lock"), output):
+    with _writable(output), exclusive(output.with_name(f".{output.name}.lock"), output):
         refuse_output(output)
-        _remove(partial)
+        remove(partial)
         partial.mkdir()
         try:
             yield partial
             _sync_tree(partial)
             partial.rename(output)
         except BaseException:
-            _remove(partial)
+            remove(partial)
             raise
-        _sync(output.parent)
+        sync(output.parent)
 
 
 def refuse_output(output: Path) -> None:
@@ -64,7 +64,17 @@ def _writable(output: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _lock(path: Path, output: Path) -> Iterator[None]:
+def exclusive(path: Path, output: Path) -> Iterator[None]:
+    """Hold a lock that dies with this process.
+
+    Args:
+        path: the lock file, made and removed.
+        output: what it guards, for the error.
+
+    Raises:
+        LoraError: another process holds it.
+        OSError: the file cannot be made.
+    """
     while True:
         handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
         try:
@@ -85,7 +95,8 @@ def _lock(path: Path, output: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a file, a link or a whole directory; nothing when there is none."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -95,11 +106,12 @@ def _remove(path: Path) -> None:
 def _sync_tree(directory: Path) -> None:
     for folder, _, files in os.walk(directory):
         for file in files:
-            _sync(Path(folder, file))
-        _sync(Path(folder))
+            sync(Path(folder, file))
+        sync(Path(folder))
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file, or the entries of a directory, durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

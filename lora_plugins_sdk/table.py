@@ -114,6 +114,17 @@ class ParameterTable:
         }
         return json.dumps(body, sort_keys=True)
 
+    def logical_digest(self) -> str:
+        """SHA-256 of what an adapter's saved tensors mean: architecture, scale, and names, shapes and dtypes of the
+        full factors. The same under every topology and seed.
+        """
+        lora = self.lora
+        body = [
+            [self.architecture, lora.rank, lora.alpha, lora.use_rslora],
+            sorted([row.hf_name, row.full_shape, row.dtype] for row in self.rows),
+        ]
+        return hashlib.sha256(json.dumps(body).encode()).hexdigest()
+
     def digest(self) -> str:
         """SHA-256 of the canonical JSON; ranks compare it before step 0."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
