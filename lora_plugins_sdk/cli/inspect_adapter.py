@@ -64,6 +64,7 @@ def _summary(adapter: PlainAdapter) -> dict[str, Any]:
         "base_model": config.get("base_model_name_or_path"),
         "peft_version": config.get("peft_version"),
         "tensors": len(tensors),
+        "whole_weights": sorted(adapter.wholes),
         "bytes": adapter.saved.num_bytes,
         "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}),
     }
@@ -73,7 +74,7 @@ def _text(key: str, value: Any) -> str:
     if key == "bytes":
         return size_text(value)
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        return ", ".join(map(str, value)) or "-"
     return "-" if value in (None, "") else f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -17,6 +17,8 @@ from lora_plugins_sdk.peft_config import read_lora_config
 from lora_plugins_sdk.peft_files import PeftAdapter, read_adapter
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
+# PEFT saves the base's own embedding and head along with an adapter that touches them.
+_WHOLE = re.compile(r"base_model\.model\.(?P<module>.+?)(\.base_layer)?\.weight")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,12 +44,14 @@ class PlainAdapter:
         directory: where it came from.
         lora: rank, alpha and scale.
         pairs: module -> its factors.
+        wholes: base tensor name -> whole weight that was saved along; only a copy of the base's own means nothing.
         saved: config and tensors as they were read.
     """
 
     directory: Path
     lora: LoraConfig
     pairs: Mapping[str, LoraPair]
+    wholes: Mapping[str, Tensor]
     saved: PeftAdapter
 
     @property
@@ -67,37 +71,38 @@ def read_plain_adapter(directory: str | Path) -> PlainAdapter:
     saved = read_adapter(directory)
     lora = read_lora_config(saved.config)
     raise_if_any(f"{directory} is not an adapter of plain LoRA:", _problems(saved.tensors, lora.rank))
-    modules = sorted({_parse(name)[0] for name in saved.tensors})
+    modules = sorted({found["module"] for name in saved.tensors if (found := _NAME.fullmatch(name))})
+    wholes = {
+        f"{found['module']}.weight": tensor
+        for name, tensor in saved.tensors.items()
+        if (found := _WHOLE.fullmatch(name)) and not _NAME.fullmatch(name)
+    }
     pairs = {
         module: LoraPair(module=module, a=saved.tensors[_name(module, "A")], b=saved.tensors[_name(module, "B")])
         for module in modules
     }
-    return PlainAdapter(directory=directory, lora=lora, pairs=pairs, saved=saved)
+    return PlainAdapter(directory=directory, lora=lora, pairs=pairs, wholes=wholes, saved=saved)
 
 
 def _name(module: str, factor: str) -> str:
     return f"base_model.model.{module}.lora_{factor}.weight"
 
 
-def _parse(name: str) -> tuple[str, str]:
-    found = _NAME.fullmatch(name)
-    assert found is not None, f"{name} was not checked"
-    return found["module"], found["factor"]
-
-
 def _problems(tensors: Mapping[str, Tensor], rank: int) -> Iterator[Diagnostic]:
-    if not tensors:
-        yield Diagnostic(subject="tensors", reason="there are none", cure="export the adapter again")
+    if not any(_NAME.fullmatch(name) for name in tensors):
+        yield Diagnostic(subject="factors", reason="there are none", cure="export the adapter again")
     for name, tensor in sorted(tensors.items()):
-        if _NAME.fullmatch(name) is None:
-            yield Diagnostic(
-                subject=name,
-                reason="is no factor of a linear (base_model.model.MODULE.lora_A.weight or lora_B)",
-                cure="convert the adapter to plain LoRA without trained biases, embeddings or whole modules",
-            )
+        found = _NAME.fullmatch(name)
+        if found is None:
+            if "lora_" in name or _WHOLE.fullmatch(name) is None:
+                yield Diagnostic(
+                    subject=name,
+                    reason="is no factor of a linear (base_model.model.MODULE.lora_A.weight or lora_B)",
+                    cure="convert the adapter to plain LoRA without trained biases, embeddings or whole modules",
+                )
             continue
-        module, factor = _parse(name)
-        partner = _name(module, "B" if factor == "A" else "A")
+        factor = found["factor"]
+        partner = _name(found["module"], "B" if factor == "A" else "A")
         if partner not in tensors:
             yield Diagnostic(subject=name, reason=f"its partner {partner} is missing", cure="export the adapter again")
         yield from _content(name, tensor, rank_dim=0 if factor == "A" else 1, rank=rank)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from lora_plugins_sdk.offline.adapter import PlainAdapter
 from lora_plugins_sdk.offline.products import largest_difference
 
@@ -29,8 +31,8 @@ class AdapterDiff:
 
     Args:
         config: key -> (value in A, value in B), None for an absent one.
-        only_a: modules that B does not adapt.
-        only_b: modules that A does not adapt.
+        only_a: modules that B does not adapt, and whole weights that it lacks or has otherwise.
+        only_b: the same the other way round.
         shapes: module -> ([out, in] of A, [out, in] of B).
         deltas: module -> largest absolute entry of (scale B A of A - scale B A of B), for modules of equal shapes.
     """
@@ -65,11 +67,20 @@ def diff_adapters(one: PlainAdapter, other: PlainAdapter) -> AdapterDiff:
             for key in _COMPARED
             if _normal(one.config.get(key)) != _normal(other.config.get(key))
         },
-        only_a=tuple(sorted(one.pairs.keys() - other.pairs.keys())),
-        only_b=tuple(sorted(other.pairs.keys() - one.pairs.keys())),
+        only_a=_only(one, other),
+        only_b=_only(other, one),
         shapes=dict(sorted(shapes.items())),
         deltas=dict(sorted(deltas.items())),
     )
+
+
+def _only(one: PlainAdapter, other: PlainAdapter) -> tuple[str, ...]:
+    wholes = [
+        name
+        for name, tensor in one.wholes.items()
+        if name not in other.wholes or not torch.equal(tensor, other.wholes[name])
+    ]
+    return tuple(sorted([*(one.pairs.keys() - other.pairs.keys()), *wholes]))
 
 
 def _normal(value: object) -> object:

@@ -7,6 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
 from lora_plugins_sdk.errors import Diagnostic
 from lora_plugins_sdk.offline.adapter import LoraPair, PlainAdapter
 from lora_plugins_sdk.weight_files import WeightFiles
@@ -95,7 +99,7 @@ def fit(adapter: PlainAdapter, base: WeightFiles, hf_config: Mapping[str, Any]) 
             folds.append(found)
         else:
             problems.append(found)
-    problems += _left_out(adapter, base)
+    problems += [*_left_out(adapter, base), *_trained_wholes(adapter, base)]
     return Fit(folds=tuple(folds), problems=tuple(problems))
 
 
@@ -181,3 +185,21 @@ def _left_out(adapter: PlainAdapter, base: WeightFiles) -> Iterator[Diagnostic]:
                 reason="is a target of the adapter's config and has no factors, while other layers have",
                 cure="export the whole adapter again (every pipeline stage), or correct target_modules",
             )
+
+
+def _trained_wholes(adapter: PlainAdapter, base: WeightFiles) -> Iterator[Diagnostic]:
+    """Whole weights in the adapter that are not the base's own: trained, or of another base."""
+    for name, tensor in sorted(adapter.wholes.items()):
+        if name not in base.where or not _is_copy(tensor, name, base):
+            yield Diagnostic(
+                subject=name,
+                reason="is in the adapter as a whole weight, and not as the base has it",
+                cure="save the adapter without it (PEFT: save_embedding_layers=False) if it was not trained",
+            )
+
+
+def _is_copy(tensor: Tensor, name: str, base: WeightFiles) -> bool:
+    if base.tensor(name).shape != tuple(tensor.shape) or base.tensor(name).dtype not in FOLDABLE:
+        return False
+    with safe_open(base.directory / base.where[name], framework="pt") as file:
+        return torch.equal(file.get_tensor(name).to(tensor.dtype), tensor)
