@@ -199,6 +199,47 @@ def _default(field: Any) -> str:
     return f"`{value}`" if isinstance(value, int | float | dict) else f'`"{value}"`'
 
 
+# --- the conformance kit ---------------------------------------------------------------------------------------------
+
+
+def conformance_checks() -> str:
+    """A heading for each level and a table of its checks."""
+    from lora_plugins_sdk.testing.conformance import Level
+    from lora_plugins_sdk.testing.conformance.catalogue import checks
+
+    parts = []
+    for level in Level:
+        rows = [(f"`{one.name}`", one.proves) for one in checks(level)]
+        parts.append(f"### {level.title}\n\n{table(('Check', 'What holds when it passes'), rows)}")
+    return "\n\n".join(parts)
+
+
+def conformance_capabilities() -> str:
+    """A table of capabilities and the checks that need them."""
+    from lora_plugins_sdk.testing.conformance import Level
+    from lora_plugins_sdk.testing.conformance.capability import CAPABILITIES
+    from lora_plugins_sdk.testing.conformance.catalogue import checks
+
+    every = [one for level in Level for one in checks(level)]
+    rows = []
+    for name, meaning in CAPABILITIES.items():
+        needed_by = ", ".join(f"`{one.name}`" for one in every if name in one.needs)
+        by_layout = "the layouts that have it" if name.endswith("-parallel") else needed_by
+        rows.append((f"`{name}`", meaning, "every check with a model" if name == "build-model" else by_layout))
+    return table(("Capability", "The plugin", "Needed by"), rows)
+
+
+def conformance_layouts() -> str:
+    """The layouts of level 2 by name."""
+    from lora_plugins_sdk.testing.conformance.layouts import LAYOUTS, needed_capabilities
+
+    rows = [
+        (f"`{layout}`", str(layout.world_size), ", ".join(f"`{name}`" for name in needed_capabilities(layout)))
+        for layout in LAYOUTS
+    ]
+    return table(("Layout", "Ranks", "Needs"), rows)
+
+
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 BLOCKS: dict[str, Callable[[], str]] = {
@@ -206,6 +247,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "lora_plugins": lora_plugins_commands,
     "lora_grpo": lora_grpo_commands,
     "harness_config": harness_config,
+    "conformance_checks": conformance_checks,
+    "conformance_capabilities": conformance_capabilities,
+    "conformance_layouts": conformance_layouts,
 }
 
 
