@@ -25,7 +25,7 @@ def staged_directory(output: str | Path) -> Iterator[Path]:
     output = Path(os.path.abspath(output))
     refuse_output(output)
     partial = output.with_name(f".{output.name}.partial")
-    with _writable(output), exclusive(output.with_name(f".{output.name}.lock"), output):
+    with writable(output), exclusive(output.with_name(f".{output.name}.lock"), output):
         refuse_output(output)
         remove(partial)
         partial.mkdir()
@@ -52,7 +52,8 @@ def refuse_output(output: Path) -> None:
 
 
 @contextmanager
-def _writable(output: Path) -> Iterator[None]:
+def writable(output: Path) -> Iterator[None]:
+    """Within the context an `OSError` becomes a `LoraError` that names `output`."""
     try:
         yield
     except OSError as error:

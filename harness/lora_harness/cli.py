@@ -49,7 +49,25 @@ def _options(
 
 
 @app.command()
-def train(config: ConfigFile, overrides: Overrides = None) -> None:
+def train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|PATH",
+            help="Continue from a checkpoint; `auto` takes the newest of the output directory, and starts anew when "
+            "there is none.",
+        ),
+    ] = None,
+    load_weights_only: Annotated[
+        bool,
+        typer.Option(
+            "--load-weights-only",
+            help="With `--resume PATH`: take the adapter's weights alone and begin a new run at step 0.",
+        ),
+    ] = False,
+) -> None:
     """Train an adapter as a config says.
 
     Writes into the config's `output` directory: `adapter/` (PEFT), `metrics.jsonl` (a row a step), `reward.png`,
@@ -62,15 +80,20 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
     Several, with `parallel.tp` and `parallel.pp` of the config; what is left over is data parallel:
 
         torchrun --nproc-per-node 4 -m lora_harness train run.toml --set parallel.tp=2
+
+    With `checkpoint.every` set, a run that was cut off continues, also under other parallel sizes:
+
+        lora-grpo train run.toml --set checkpoint.every=50 --resume auto
     """
     from lora_harness.config import load_config
     from lora_harness.report import refuse_used_output
 
     loaded = load_config(config, overrides or ())
-    refuse_used_output(loaded.output)
+    if resume is None:
+        refuse_used_output(loaded.output)
     from lora_harness.train import run_training
 
-    run_training(loaded)
+    run_training(loaded, resume=resume, load_weights_only=load_weights_only)
 
 
 @app.command("eval")

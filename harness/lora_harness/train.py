@@ -6,13 +6,14 @@ A step: publish the adapter to the engine, draw a group of completions per promp
 What differs from GRPO as published (Shao et al. 2024):
 - the loss is normalised over the whole update's tokens by default, not per sequence (`algorithm.loss_norm`);
 - with one update per step the policy ratio is exactly 1, so nothing is clipped and old log-probs are not computed;
-- the reference is the base itself, the adapter switched off;
+- the reference is the base itself, the adapter switched off, or the frozen adapter of a warm start;
 - groups whose rewards are all equal stay in the batch and contribute zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,18 @@ import torch.distributed as dist
 
 from lora_harness.advantages import degenerate_share, group_advantages
 from lora_harness.batch import StepBatch, pack
+from lora_harness.checkpoint import CheckpointDirectory, RunState, read_checkpoint, write_checkpoint
 from lora_harness.config import TrainConfig
 from lora_harness.engines import RolloutEngine, SamplingParams, create_engine
 from lora_harness.launch import run_device, started
 from lora_harness.losses import loss_normaliser
 from lora_harness.phases import PhaseTimer
 from lora_harness.prompts import PromptEncoder
+from lora_harness.ranks import on_every_rank, on_first_rank
 from lora_harness.report import RunReport
 from lora_harness.rollouts import Rollout, RolloutCollector, mean_reward
 from lora_harness.schedule import learning_rate
+from lora_harness.start import PromptDigest, Start, choose_start, owned_output
 from lora_harness.tasks import Example, build_task
 from lora_harness.trainer import MegatronPolicy, UpdateReport
 from lora_plugins_sdk import ParallelRun, write_adapter
@@ -52,18 +56,20 @@ class TrainingResult:
     reward_after: float
 
 
-def run_training(config: TrainConfig) -> TrainingResult:
+def run_training(config: TrainConfig, *, resume: str | None = None, load_weights_only: bool = False) -> TrainingResult:
     """Train an adapter. Every started rank calls it.
 
     Args:
         config: the training config.
+        resume: `auto` or the path of a checkpoint; see `choose_start`.
+        load_weights_only: take the weights of the checkpoint at `resume` and begin at step 0.
 
     Raises:
-        LoraError: before anything is written when the task, tokenizer, model or engine cannot be used; later, on
-            every rank, when a completion cannot be drawn or scored.
+        LoraError: before anything is written when the task, tokenizer, model, engine or checkpoint cannot be used;
+            later, on every rank, when a completion cannot be drawn or scored, or a checkpoint cannot be written.
     """
     with started(config.parallel, seed=config.seed) as run:
-        return Trainer(config, run).train()
+        return Trainer(config, run, resume=resume, load_weights_only=load_weights_only).train()
 
 
 class Trainer:
@@ -72,9 +78,12 @@ class Trainer:
     Args:
         config: the training config.
         run: this rank's place.
+        resume, load_weights_only: as for `run_training`.
     """
 
-    def __init__(self, config: TrainConfig, run: ParallelRun) -> None:
+    def __init__(
+        self, config: TrainConfig, run: ParallelRun, *, resume: str | None = None, load_weights_only: bool = False
+    ) -> None:
         self.config = config
         self.run = run
         task = build_task(config.task)
@@ -82,6 +91,9 @@ class Trainer:
         total = config.steps * config.algorithm.prompts_per_step
         self.prompts = task.prompts("train", total, config.seed)
         self.held_out = list(task.prompts("eval", config.eval.count, config.seed))
+        self.start: Start = on_first_rank(
+            lambda: choose_start(config, run.facts, self.prompts, resume=resume, weights_only=load_weights_only)
+        )
         self.policy = MegatronPolicy(config, run)
         self.engine: RolloutEngine = create_engine(
             config.rollout.engine,
@@ -92,19 +104,33 @@ class Trainer:
         self.collector = RolloutCollector(self.engine, task, self.encoder, seed=config.seed)
         self.version = 0
         self._published_at = -1
+        self.trained_on = PromptDigest()
+        self._load()
 
     def train(self) -> TrainingResult:
         """Run all steps and write everything to the output directory."""
-        config = self.config
-        with RunReport(config, writes=dist.get_rank() == 0) as report:
-            report.start(trained_parameters=self.policy.trained_parameters)
-            before = self.evaluate("eval/before")
-            for step in range(config.steps):
+        config, start = self.config, self.start
+        first_rank = dist.get_rank() == 0
+        with ExitStack() as stack:
+            owned = owned_output(config.output, start.resume_at)
+            removed = on_first_rank(lambda: stack.enter_context(owned))
+            report = RunReport(config, writes=first_rank, resume_at=start.resume_at)
+            on_every_rank(lambda: stack.enter_context(report))
+            resumed = start.resumed
+            report.start(trained_parameters=self.policy.trained_parameters, seconds=resumed.seconds if resumed else 0.0)
+            if start.note:
+                report.say(start.note)
+            if removed:
+                report.say(f"removed the later checkpoints of steps {', '.join(map(str, removed))}")
+            before = resumed.reward_before if resumed else self._evaluate_start()
+            for step in range(resumed.step if resumed else 0, config.steps):
                 row = self.step(step)
                 if config.eval.every and (step + 1) % config.eval.every == 0:
                     row["bytes_synced"] += self.publish()
                     row["eval_reward"] = self.evaluate(f"eval/{step}")
                 report.step(row)
+                if config.checkpoint.every and ((step + 1) % config.checkpoint.every == 0 or step + 1 == config.steps):
+                    self.save(step + 1, report, reward_before=before)
             self.publish()
             after = self.evaluate("eval/after")
             adapter = config.output / "adapter"
@@ -114,6 +140,37 @@ class Trainer:
             report.finish(reward_before=before, reward_after=after)
         self.engine.close()
         return TrainingResult(output=config.output, adapter=adapter, reward_before=before, reward_after=after)
+
+    def save(self, done: int, report: RunReport, *, reward_before: float) -> None:
+        """Write a checkpoint after `done` steps, then remove those that are too old.
+
+        Raises:
+            LoraError: on every rank, when it cannot be written; the earlier ones stay.
+        """
+        assert self.start.identity is not None, "a run that writes checkpoints knows its identity"
+        tensors = self.policy.checkpoint()
+        state = RunState(
+            format=1,
+            step=done,
+            updates=self.policy.updates,
+            adapter_version=self.version,
+            adapter_published=self._published_at == self.policy.updates,
+            reward_before=reward_before,
+            seconds=report.seconds,
+            prompts=self.trained_on.hexdigest(),
+            identity=self.start.identity,
+            files={},
+        )
+        checkpoints, keep = CheckpointDirectory(self.config.output), self.config.checkpoint.keep
+        assert keep is not None, "checkpoint.every fills it in"
+
+        def write() -> None:
+            report.sync()
+            checkpoints.prepare()
+            write_checkpoint(checkpoints.place(done), tensors, state)
+            checkpoints.prune(keep)
+
+        on_first_rank(write)
 
     def step(self, step: int) -> dict[str, Any]:
         """One training step; returns its row of metrics, the same on every rank."""
@@ -161,6 +218,7 @@ class Trainer:
         algorithm = self.config.algorithm
         first = step * algorithm.prompts_per_step
         examples: list[Example] = list(self.prompts[first : first + algorithm.prompts_per_step])
+        self.trained_on.update(examples)
         return self.collector.collect(
             examples,
             samples=algorithm.group_size,
@@ -206,6 +264,26 @@ class Trainer:
             self.held_out, samples=section.samples, sampling=self._sampling(section.temperature), occasion=occasion
         )
         return mean_reward(groups)
+
+    def _load(self) -> None:
+        """What the start asks for, out of its checkpoint."""
+        checkpoint, state = self.start.checkpoint, self.start.state
+        if checkpoint is None or state is None:
+            return
+        saved = on_every_rank(lambda: read_checkpoint(checkpoint, state))
+        if self.start.weights_only:
+            self.policy.load_weights(saved.adapter)
+            return
+        self.policy.restore(saved, updates=state.updates)
+        # The new engine has no adapter yet; an adapter that was published before gets its old stamp again.
+        self.version = state.adapter_version - state.adapter_published
+        self.trained_on.update(self.prompts[: state.step * self.config.algorithm.prompts_per_step])
+
+    def _evaluate_start(self) -> float:
+        """Held-out reward before training: of the base, or of the adapter that training starts from."""
+        if self.start.weights_only or self.config.warm_start.adapter is not None:
+            self.publish()
+        return self.evaluate("eval/before")
 
     def _updates(self, sequences: int, step: int) -> Iterator[list[int]]:
         """Rows of each optimizer update: every epoch deals the sequences into minibatches anew."""

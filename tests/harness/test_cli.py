@@ -70,8 +70,20 @@ def test_every_command_has_help(call, name):
 def test_train_hands_over_the_config_with_its_overrides(call, config, calls):
     assert call("train", str(config), "--set", "steps=9", "--set", "output=runs/x")[0] == 0
     ((name, (loaded,), keywords),) = calls
-    assert name == "run_training" and isinstance(loaded, TrainConfig) and not keywords
+    assert name == "run_training" and isinstance(loaded, TrainConfig)
+    assert keywords == {"resume": None, "load_weights_only": False}
     assert loaded.steps == 9 and loaded.output == Path("runs/x")
+
+
+def test_train_hands_over_where_to_start(call, config, calls, tmp_path):
+    (tmp_path / "runs" / "grpo").mkdir(parents=True)
+    MetricsWriter(tmp_path / "runs" / "grpo").__exit__(None, None, None)
+    assert call("train", str(config), "--resume", "auto")[0] == 0
+    assert call("train", str(config), "--resume", "a/b", "--load-weights-only")[0] == 0
+    assert [keywords for _, _, keywords in calls] == [
+        {"resume": "auto", "load_weights_only": False},
+        {"resume": "a/b", "load_weights_only": True},
+    ]
 
 
 def test_a_bad_config_is_one_message_and_exit_code_2(call, config, calls):

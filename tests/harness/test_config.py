@@ -143,6 +143,11 @@ def test_a_config_does_not_change(file):
         ("optimizer.warmup_steps=20", "optimizer.warmup_steps", "is not below steps = 20"),
         ("eval.every=20", "eval.every", "evaluation before and after always runs"),
         ("eval.samples=2", "eval.samples", "set eval.temperature above 0"),
+        ("checkpoint.every=21", "checkpoint.every", "has no effect above steps = 20"),
+        ("checkpoint.keep=2", "checkpoint.keep", "or set checkpoint.every"),
+        ("checkpoint={every=1, keep=0}", "checkpoint.keep", "1 or more"),
+        ("warm_start.reference='base'", "warm_start.reference", "or set warm_start.adapter"),
+        ("warm_start={adapter='a', reference='sft'}", "warm_start.reference", "the frozen 'warm_start'"),
         ("task.template='Q:'", "task.template", "put {prompt} where the prompt belongs"),
         ("task.system_prompt='Be brief.'", "task.system_prompt", "set task.chat_template = true"),
         (

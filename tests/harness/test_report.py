@@ -125,7 +125,9 @@ def test_an_output_directory_is_used_once(tmp_path):
     output = tmp_path / "run"
     run(output, [make_row(0)])
     before = (output / "metrics.jsonl").read_bytes()
-    with pytest.raises(LoraError, match="already holds a run -> choose another directory"):
+    with pytest.raises(
+        LoraError, match="already holds a run -> continue it with --resume auto, choose another directory"
+    ):
         run(output, [make_row(0)])
     assert (output / "metrics.jsonl").read_bytes() == before
     refuse_used_output(tmp_path / "fresh")

@@ -4,17 +4,20 @@ from lora_harness.config.load import apply_overrides, dump_config, load_config
 from lora_harness.config.root import TrainConfig, parse_config
 from lora_harness.config.sections import (
     AlgorithmSection,
+    CheckpointSection,
     EvalSection,
     LoraSection,
     ModelSection,
     OptimizerSection,
     ParallelSection,
     RolloutSection,
+    WarmStartSection,
 )
 from lora_harness.config.tasks import FunctionTask, JsonlTask, PromptSection, ReasoningGymTask, TaskSection
 
 __all__ = [
     "AlgorithmSection",
+    "CheckpointSection",
     "EvalSection",
     "FunctionTask",
     "JsonlTask",
@@ -27,6 +30,7 @@ __all__ = [
     "RolloutSection",
     "TaskSection",
     "TrainConfig",
+    "WarmStartSection",
     "apply_overrides",
     "dump_config",
     "load_config",

@@ -30,6 +30,10 @@ class TrainConfig(s.Section):
     rollout: s.RolloutSection = Field(default=s.RolloutSection(), description="table of sampling options")
     algorithm: s.AlgorithmSection = Field(default=s.AlgorithmSection(), description="table of GRPO options")
     optimizer: s.OptimizerSection = Field(default=s.OptimizerSection(), description="table of AdamW options")
+    warm_start: s.WarmStartSection = Field(
+        default=s.WarmStartSection(), description="table of where the adapter starts"
+    )
+    checkpoint: s.CheckpointSection = Field(default=s.CheckpointSection(), description="table of checkpoint options")
     eval: s.EvalSection = Field(default=s.EvalSection(), description="table of evaluation options")
 
 

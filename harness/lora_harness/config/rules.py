@@ -107,6 +107,25 @@ def eval_every_within_training(eval: s.EvalSection, steps: int) -> Iterator[Diag
         )
 
 
+def checkpoint_every_within_training(checkpoint: s.CheckpointSection, steps: int) -> Iterator[Diagnostic]:
+    if checkpoint.every > steps:
+        yield _no_effect("checkpoint.every", f"above steps = {steps}", "lower it or remove it")
+
+
+def keep_needs_checkpoints(checkpoint: s.CheckpointSection) -> Iterator[Diagnostic]:
+    if checkpoint.keep is not None and checkpoint.every == 0:
+        yield _no_effect("checkpoint.keep", "with checkpoint.every = 0", "remove it, or set checkpoint.every")
+
+
+def reference_needs_warm_start(warm_start: s.WarmStartSection) -> Iterator[Diagnostic]:
+    if warm_start.reference is not None and warm_start.adapter is None:
+        yield _no_effect(
+            "warm_start.reference",
+            "without warm_start.adapter: the reference is the base",
+            "remove it, or set warm_start.adapter",
+        )
+
+
 def greedy_samples_are_equal(eval: s.EvalSection) -> Iterator[Diagnostic]:
     if eval.samples > 1 and eval.temperature == 0:
         yield _no_effect(
@@ -160,6 +179,9 @@ RULES = (
     min_lr_needs_decay,
     warmup_ends_before_training,
     eval_every_within_training,
+    checkpoint_every_within_training,
+    keep_needs_checkpoints,
+    reference_needs_warm_start,
     greedy_samples_are_equal,
     template_holds_prompt,
     system_prompt_needs_chat,

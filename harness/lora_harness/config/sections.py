@@ -164,6 +164,36 @@ class OptimizerSection(Section):
         return self
 
 
+class CheckpointSection(Section):
+    every: int = Field(default=0, ge=0, description="steps between checkpoints; 0 writes none")
+    keep: int | None = Field(
+        default=None, ge=1, description="newest checkpoints that stay, 1 or more; default 2 with every above 0"
+    )
+
+    @model_validator(mode="after")
+    def _defaults(self) -> CheckpointSection:
+        if self.every > 0:
+            self._fill(keep=2)
+        return self
+
+
+class WarmStartSection(Section):
+    adapter: PathOption | None = Field(
+        default=None, description="PEFT directory that training starts from; same rank, alpha and targets as in lora"
+    )
+    reference: Literal["base", "warm_start"] | None = Field(
+        default=None,
+        description="policy that the KL is measured from: 'base' without an adapter, or the frozen 'warm_start' "
+        "adapter; default 'warm_start' with adapter",
+    )
+
+    @model_validator(mode="after")
+    def _defaults(self) -> WarmStartSection:
+        if self.adapter is not None:
+            self._fill(reference="warm_start")
+        return self
+
+
 class EvalSection(Section):
     count: int = Field(default=64, ge=1, description="held-out prompts in one evaluation, 1 or more")
     every: int = Field(

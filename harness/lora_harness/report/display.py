@@ -35,9 +35,9 @@ def step_line(row: Mapping[str, float | int], steps: int) -> str:
 
 
 class RunDisplay:
-    """Shows the steps of a run on a console."""
+    """Shows the steps of a run on a console; `done` of them were made before."""
 
-    def __init__(self, console: Console, steps: int) -> None:
+    def __init__(self, console: Console, steps: int, *, done: int = 0) -> None:
         self._console = console
         self._steps = steps
         self._bar = Progress(
@@ -49,7 +49,7 @@ class RunDisplay:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=steps, reward=0.0, rate=0.0)
+        self._task = self._bar.add_task("", total=steps, completed=done, reward=0.0, rate=0.0)
 
     def __enter__(self) -> RunDisplay:
         self._bar.start()

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.staging import writable
 
 FILE_NAME = "metrics.jsonl"
 
@@ -32,10 +34,15 @@ def flatten(row: Mapping[str, Any], prefix: str = "") -> dict[str, float | int]:
 
 
 class MetricsWriter:
-    """Appends rows to a new ``metrics.jsonl``; each is on disk when `write` returns."""
+    """Appends rows to ``metrics.jsonl``; each is on disk when `write` returns.
 
-    def __init__(self, directory: Path) -> None:
-        self._file = (directory / FILE_NAME).open("x", encoding="utf-8")
+    Args:
+        directory: of the run.
+        resumed: add to the file that is there; without it there must be none.
+    """
+
+    def __init__(self, directory: Path, *, resumed: bool = False) -> None:
+        self._file = (directory / FILE_NAME).open("a" if resumed else "x", encoding="utf-8")
 
     def write(self, row: Mapping[str, float | int]) -> list[str]:
         """Write one flat row; returns the names of values that are not finite."""
@@ -47,6 +54,10 @@ class MetricsWriter:
         self._file.flush()
         return broken
 
+    def sync(self) -> None:
+        """Make the rows so far survive a crash of the machine."""
+        os.fsync(self._file.fileno())
+
     def __enter__(self) -> MetricsWriter:
         return self
 
@@ -54,6 +65,42 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def keep_rows(directory: Path, steps: int) -> tuple[list[dict[str, float | int]], int]:
+    """Cut a run's ``metrics.jsonl`` down to its first `steps` rows, which a checkpoint stands for.
+
+    Returns:
+        These rows as they were given to `MetricsWriter.write` (a value that was not finite is NaN), and how many later
+        ones were dropped.
+
+    Raises:
+        LoraError: a row of a finished step is missing or damaged; the file is as it was.
+    """
+    file = directory / FILE_NAME
+    cure = "resume in the directory of that run, or start a new run from the weights alone"
+    try:
+        lines = file.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise LoraError(str(file), reason=f"cannot be read ({error.strerror})", cure=cure) from None
+    rows = []
+    for step, line in enumerate(lines[:steps]):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or row.get("step") != step:
+            raise LoraError(f"{file}, line {step + 1}", reason=f"is not the row of step {step}", cure=cure)
+        row.pop("not_finite", None)
+        rows.append({name: math.nan if value is None else value for name, value in row.items()})
+    if len(rows) < steps:
+        raise LoraError(str(file), reason=f"has {len(rows)} rows, the checkpoint stands for {steps}", cure=cure)
+    if len(lines) > steps:
+        part = file.with_name(f".{FILE_NAME}.part")
+        with writable(file):
+            part.write_bytes(b"".join(lines[:steps]))
+            part.replace(file)
+    return rows, len(lines) - steps
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -15,9 +16,10 @@ from rich.console import Console
 from lora_harness.config import TrainConfig, dump_config
 from lora_harness.report.curves import RewardCurve, draw_rewards
 from lora_harness.report.display import RunDisplay
-from lora_harness.report.metrics_file import FILE_NAME, MetricsWriter, flatten
+from lora_harness.report.metrics_file import FILE_NAME, MetricsWriter, flatten, keep_rows
 from lora_harness.report.summary import Summary
 from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.staging import writable
 
 PLOT_NAME = "reward.png"
 # What every row of metrics.jsonl has.
@@ -43,7 +45,7 @@ def refuse_used_output(output: Path) -> None:
         raise LoraError(
             f"output = {str(output)!r}",
             reason="already holds a run",
-            cure="choose another directory (--set output=DIR), or remove this one",
+            cure="continue it with --resume auto, choose another directory (--set output=DIR), or remove this one",
         )
 
 
@@ -55,15 +57,21 @@ class RunReport:
     Args:
         config: the run's config.
         writes: False on all ranks but one; they write and show nothing.
+        resume_at: finished steps of a run to continue in its own directory, whose later rows are dropped; None begins a
+            new directory.
         console: where to show the run, standard output by default.
 
     Raises:
-        LoraError: on entering, when the output directory already holds a run.
+        LoraError: on entering, when the output directory already holds a run, cannot be written, or lacks rows of the
+            run to continue.
     """
 
-    def __init__(self, config: TrainConfig, *, writes: bool, console: Console | None = None) -> None:
+    def __init__(
+        self, config: TrainConfig, *, writes: bool, resume_at: int | None = None, console: Console | None = None
+    ) -> None:
         self._config = config
         self._writes = writes
+        self._resume_at = resume_at
         self._console = console or Console()
         self._open = ExitStack()
         self._rows: list[dict[str, float | int]] = []
@@ -73,34 +81,67 @@ class RunReport:
 
     def __enter__(self) -> RunReport:
         if self._writes:
-            from tensorboard.summary import Writer
+            try:
+                with writable(self._config.output):
+                    self._enter()
+            except BaseException:
+                self._open.close()
+                raise
+        return self
 
-            output = self._config.output
+    def _enter(self) -> None:
+        from tensorboard.summary import Writer
+
+        output, done, dropped = self._config.output, self._resume_at or 0, 0
+        if self._resume_at is None:
             refuse_used_output(output)
             output.mkdir(parents=True, exist_ok=True)
-            (output / "config.toml").write_text(dump_config(self._config), encoding="utf-8")
-            self._metrics = self._open.enter_context(MetricsWriter(output))
-            self._tensorboard = Writer(str(output / "tensorboard"))
-            self._open.callback(self._tensorboard.close)
-            self._open.callback(self._draw)
-            self._display = self._open.enter_context(RunDisplay(self._console, self._config.steps))
-        return self
+        elif done or (output / FILE_NAME).exists():
+            self._rows, dropped = keep_rows(output, done)
+            # Written again from the rows that stay: readers would show both curves of the steps that are repeated.
+            shutil.rmtree(output / "tensorboard", ignore_errors=True)
+        (output / "config.toml").write_text(dump_config(self._config), encoding="utf-8")
+        self._metrics = self._open.enter_context(MetricsWriter(output, resumed=self._resume_at is not None))
+        self._tensorboard = Writer(str(output / "tensorboard"))
+        self._open.callback(self._tensorboard.close)
+        self._open.callback(self._draw)
+        for row in self._rows:
+            self._chart(row)
+        self._display = self._open.enter_context(RunDisplay(self._console, self._config.steps, done=done))
+        if dropped:
+            self._display.say(f"{FILE_NAME}: dropped {dropped} row{'s' * (dropped > 1)} after step {done}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open.close()
 
-    def start(self, *, trained_parameters: int) -> None:
+    def say(self, text: str) -> None:
+        """Show a line."""
+        if self._writes:
+            self._display.say(text)
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds of the run so far, those before it was resumed included."""
+        return time.perf_counter() - self._began
+
+    def sync(self) -> None:
+        """Make the rows so far durable: a checkpoint that stands for them is about to be written."""
+        if self._writes:
+            self._metrics.sync()
+
+    def start(self, *, trained_parameters: int, seconds: float = 0.0) -> None:
         """Called once, before the first evaluation.
 
         Args:
             trained_parameters: number of adapter parameters.
+            seconds: that the run took before it was resumed.
         """
+        self._began = time.perf_counter() - seconds
         if not self._writes:
             return
         self._trained_parameters = trained_parameters
-        self._began = time.perf_counter()
         self._display.say(f"training {trained_parameters:,} adapter parameters; output: {self._config.output}")
 
     def step(self, row: Mapping[str, Any]) -> None:
@@ -116,15 +157,10 @@ class RunReport:
         assert flat.keys() >= REQUIRED, f"a row lacks {sorted(REQUIRED - flat.keys())}"
         self._rows.append(flat)
         broken = self._metrics.write(flat)
-        done = int(flat["step"]) + 1
-        for name, value in flat.items():
-            if name != "step" and name not in broken:
-                self._tensorboard.add_scalar(name, value, done)
+        self._chart(flat)
         self._display.step(flat)
         if broken:
-            self._display.say(f"warning: step {done} has values that are not finite: {', '.join(broken)}")
-        if "eval_reward" in flat:
-            self._held_out[done] = flat["eval_reward"]
+            self._display.say(f"warning: step {flat['step'] + 1} has values that are not finite: {', '.join(broken)}")
 
     def finish(self, *, reward_before: float, reward_after: float) -> None:
         """Write the summary and show what changed.
@@ -144,7 +180,7 @@ class RunReport:
             reward_after=reward_after,
             steps=len(self._rows),
             tokens=int(sum(row["tokens"] for row in self._rows)),
-            seconds=time.perf_counter() - self._began,
+            seconds=self.seconds,
             trained_parameters=self._trained_parameters,
             logprob_gap_max=max(gaps) if all(map(math.isfinite, gaps)) else None,
             held_out_prompts=config.eval.count,
@@ -155,6 +191,14 @@ class RunReport:
             f"held-out reward {reward_before:.3f} -> {reward_after:.3f} on {config.eval.count} prompts; "
             f"curve: {config.output / PLOT_NAME}, adapter: {config.output / 'adapter'}"
         )
+
+    def _chart(self, row: Mapping[str, float | int]) -> None:
+        done = int(row["step"]) + 1
+        for name, value in row.items():
+            if name != "step" and math.isfinite(value):
+                self._tensorboard.add_scalar(name, value, done)
+        if "eval_reward" in row:
+            self._held_out[done] = row["eval_reward"]
 
     def _draw(self) -> None:
         if self._rows:

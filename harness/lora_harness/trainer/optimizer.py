@@ -71,6 +71,11 @@ class AdapterOptimizer:
             else None
         )
 
+    @property
+    def adamw(self) -> torch.optim.AdamW | None:
+        """The optimizer itself; None on a stage that trains nothing."""
+        return self._adamw
+
     def step(self, lr: float) -> float:
         """Clip and apply the gradients; collective over the TP and PP groups.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lora_harness.batch import Microbatch, StepBatch, microbatches
+from lora_harness.checkpoint.files import Checkpoint
 from lora_harness.logprobs import TokenLogProbs, token_logprobs
 from lora_harness.losses import LossOptions, logprob_gap, policy_loss
+from lora_harness.ranks import on_every_rank
 from lora_harness.token_stats import TokenStats
 from lora_harness.trainer.build import build_policy
 from lora_harness.trainer.optimizer import AdapterOptimizer
-from lora_plugins_sdk import ParallelRun, PeftAdapter, disable_adapters, export_adapter
+from lora_plugins_sdk import (
+    FrozenAdapter,
+    ParallelRun,
+    PeftAdapter,
+    disable_adapters,
+    export_adapter,
+    gather_adam_moments,
+    import_adapter,
+    load_adam_moments,
+    read_adapter,
+)
 
 if TYPE_CHECKING:
     from lora_harness.config import TrainConfig
@@ -41,7 +53,7 @@ class UpdateReport:
 
 
 class MegatronPolicy:
-    """The policy, its reference (the same weights without the adapter) and its optimizer.
+    """The policy, its reference (the base, alone or with the frozen warm-start adapter) and its optimizer.
 
     Args:
         config: the training config.
@@ -51,7 +63,7 @@ class MegatronPolicy:
         updates: optimizer updates made so far.
 
     Raises:
-        LoraError: the model, the checkpoint or the adapter cannot be had.
+        LoraError: the model, its weights or the adapter cannot be had, or the warm-start adapter does not fit.
     """
 
     def __init__(self, config: TrainConfig, run: ParallelRun) -> None:
@@ -60,6 +72,11 @@ class MegatronPolicy:
         self._built = build_policy(config, run)
         self._optimizer = AdapterOptimizer(self._built.adapter.parameters(), config.optimizer, run)
         self.updates = 0
+        self._frozen: FrozenAdapter | None = None
+        if config.warm_start.adapter is not None:
+            self.load_weights(on_every_rank(partial(read_adapter, config.warm_start.adapter)))
+            if config.warm_start.reference == "warm_start":
+                self._frozen = FrozenAdapter(self._built.chunk)
         self._last_stage = run.pp_rank == run.facts.pp - 1
         self._options = LossOptions(
             norm=config.algorithm.loss_norm,
@@ -79,19 +96,55 @@ class MegatronPolicy:
         """The adapter in PEFT's terms, on every rank. Collective."""
         return export_adapter(self._built.chunk, base_model_name_or_path=str(self._config.model.path))
 
+    def load_weights(self, saved: PeftAdapter) -> None:
+        """Make `saved` the adapter; the optimizer and the reference stay as they are. Collective over all ranks.
+
+        The factors are fp32 and the optimizer steps on them directly: there is no second copy to refresh.
+
+        Raises:
+            LoraError: it does not fit; nothing was changed.
+        """
+        on_every_rank(lambda: import_adapter(self._built.chunk, saved))
+
+    def checkpoint(self) -> Checkpoint:
+        """The adapter and its moments in full form, on every rank. Collective over all ranks.
+
+        Raises:
+            LoraError: on every rank, when one trains more than the adapter.
+        """
+        adapter = self._built.adapter
+        on_every_rank(adapter.refuse_other_trainable)
+        return Checkpoint(adapter=self.export(), moments=gather_adam_moments(adapter, self._optimizer.adamw))
+
+    def restore(self, saved: Checkpoint, *, updates: int) -> None:
+        """Continue where a checkpoint was made, under this run's topology. Collective over all ranks.
+
+        Args:
+            saved: its tensors.
+            updates: optimizer updates that it has seen, 1 or more.
+
+        Raises:
+            LoraError: it does not fit.
+        """
+        self.load_weights(saved.adapter)
+        on_every_rank(
+            lambda: load_adam_moments(self._built.adapter, self._optimizer.adamw, saved.moments, step=updates)
+        )
+        self.updates = updates
+
     def logprobs(self, batch: StepBatch, *, reference: bool) -> Tensor:
         """Log-probabilities of all targets of a step, without gradients. Collective.
 
         Args:
             batch: the step's sequences.
-            reference: of the base without the adapter, else of the policy.
+            reference: of the reference, else of the policy.
 
         Returns:
             [N, S] fp32 on the last pipeline stage, 0 on the others.
         """
         result = torch.zeros(batch.inputs.shape, device=batch.inputs.device)
         rows = range(len(batch.inputs))
-        with torch.no_grad(), disable_adapters(self._built.chunk) if reference else nullcontext():
+        with torch.no_grad(), self._as_reference() if reference else nullcontext():
             for micro, left in self._run_schedule(batch, rows, self._keep_logprobs, forward_only=True):
                 result[micro.rows[~micro.filler]] = left["logprobs"][~micro.filler]
         if self._last_stage and self._run.facts.dp > 1:
@@ -125,6 +178,9 @@ class MegatronPolicy:
         grad_norm = self._optimizer.step(lr)
         self.updates += 1
         return UpdateReport(stats=self._share([one["stats"] for _, one in left]), grad_norm=grad_norm)
+
+    def _as_reference(self) -> AbstractContextManager[None]:
+        return disable_adapters(self._built.chunk) if self._frozen is None else self._frozen.active()
 
     def _run_schedule(
         self,
