@@ -22,6 +22,7 @@ from lora_harness.config import TrainConfig
 from lora_harness.report import refuse_used_output
 from lora_harness.report.summary import FILE_NAME as SUMMARY_NAME
 from lora_harness.tasks import Example
+from lora_harness.warm_start import other_base
 from lora_plugins_sdk import RunFacts
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.staging import exclusive, writable
@@ -76,7 +77,8 @@ def choose_start(
         weights_only: take the adapter of the checkpoint at `resume` and nothing else.
 
     Raises:
-        LoraError: listing everything in which the checkpoint differs from the run; or the output holds another run.
+        LoraError: listing everything in which the checkpoint differs from the run; the output holds another run; or the
+            warm-start adapter belongs to another base.
     """
     if weights_only and resume in (None, AUTO):
         raise LoraError(
@@ -85,6 +87,8 @@ def choose_start(
     writes = config.checkpoint.every > 0
     if resume is None or weights_only:
         refuse_used_output(config.output)
+    if config.warm_start.adapter is not None:
+        raise_if_any("cannot start from this adapter:", other_base(config.warm_start.adapter, config.model.path))
     identity = identify(config, facts) if writes or resume is not None else None
     if resume is None:
         return Start(identity=identity)

@@ -19,6 +19,7 @@ from torch import Tensor
 from lora_harness.checkpoint.state import CURE, STATE_FILE, RunState, StoredFile
 from lora_plugins_sdk import PeftAdapter, read_adapter, write_adapter
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
+from lora_plugins_sdk.peft_files import CONFIG_FILE, WEIGHTS_FILE
 from lora_plugins_sdk.safetensors_header import read_header
 from lora_plugins_sdk.staging import staged_directory
 
@@ -85,7 +86,7 @@ def read_checkpoint(directory: Path, state: RunState) -> Checkpoint:
 
 def _damage(directory: Path, state: RunState) -> Iterator[Diagnostic]:
     found = set(_files(directory))
-    expected = {f"{ADAPTER}/adapter_config.json", f"{ADAPTER}/adapter_model.safetensors", OPTIMIZER_FILE}
+    expected = {f"{ADAPTER}/{CONFIG_FILE}", f"{ADAPTER}/{WEIGHTS_FILE}", OPTIMIZER_FILE}
     for name in sorted(expected | found | state.files.keys()):
         if name not in found:
             yield Diagnostic(subject=name, reason="is missing", cure=CURE)

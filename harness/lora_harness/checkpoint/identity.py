@@ -11,6 +11,7 @@ from lora_harness.checkpoint.state import RunIdentity, RunState
 from lora_harness.config import TrainConfig
 from lora_plugins_sdk import RunFacts, base_fingerprint, derive_table, load_plugin, read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, LoraError
+from lora_plugins_sdk.peft_files import WEIGHTS_FILE
 
 # Keys and tables that decide where and how fast a run goes, not what it computes; paths are compared by content.
 FREE = (
@@ -44,7 +45,7 @@ def identify(config: TrainConfig, facts: RunFacts) -> RunIdentity:
         plugin=plugin.name,
         plugin_version=plugin.version,
         table=table.logical_digest(),
-        warm_start=None if warm is None else _file_digest(warm / "adapter_model.safetensors"),
+        warm_start=None if warm is None else _file_digest(warm / WEIGHTS_FILE),
         config=config.model_dump(mode="json", exclude_none=True),
     )
 
