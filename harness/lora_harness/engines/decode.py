@@ -44,6 +44,26 @@ class _Row:
             self.finish_reason = "length"
 
 
+def complete(
+    model: Any, requests: Sequence[GenerationRequest], *, max_batch_size: int, adapter_version: int
+) -> list[Completion]:
+    """Complete `requests` in batches of prompts of like length, which pads little; answers in the order given.
+
+    Args:
+        model: HF causal language model in eval mode.
+        requests: any number; valid ones, see `RolloutEngine.generate`.
+        max_batch_size: the most requests decoded together.
+        adapter_version: the stamp of the completions.
+    """
+    by_length = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt_ids))
+    completions: dict[int, Completion] = {}
+    for start in range(0, len(by_length), max_batch_size):
+        indices = by_length[start : start + max_batch_size]
+        batch = decode_batch(model, [requests[i] for i in indices], adapter_version=adapter_version)
+        completions.update(zip(indices, batch, strict=True))
+    return [completions[index] for index in range(len(requests))]
+
+
 @torch.inference_mode()
 def decode_batch(model: Any, requests: Sequence[GenerationRequest], *, adapter_version: int) -> list[Completion]:
     """Complete `requests` together.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lora_harness.engines.base import Completion, EngineCapabilities, GenerationRequest
-from lora_harness.engines.decode import decode_batch
+from lora_harness.engines.decode import complete
 from lora_harness.engines.model_files import load_hf_model
 from lora_harness.engines.peft_slot import PeftSlot
 from lora_plugins_sdk.errors import LoraError
@@ -74,13 +74,7 @@ class LocalEngine:
         model = self._open_slot().model
         for index, request in enumerate(requests):
             self._check_request(index, request)
-        by_length = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt_ids))
-        completions: dict[int, Completion] = {}
-        for start in range(0, len(by_length), self._max_batch_size):
-            indices = by_length[start : start + self._max_batch_size]
-            batch = decode_batch(model, [requests[i] for i in indices], adapter_version=self._version)
-            completions.update(zip(indices, batch, strict=True))
-        return [completions[index] for index in range(len(requests))]
+        return complete(model, requests, max_batch_size=self._max_batch_size, adapter_version=self._version)
 
     def close(self) -> None:
         """See `RolloutEngine.close`. Safe to call twice."""

@@ -47,11 +47,11 @@ class PeftSlot:
                 reason=f"differs from the first adapter's in {_changed_keys(self._config or {}, config)}",
                 cure="keep one adapter config per engine, or open a new engine",
             )
-        _check_fit(_adapter_state(self._peft), tensors)
+        check_fit(adapter_state(self._peft), tensors)
         _write(self._peft, tensors)
 
     def _fill_first(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-        peft_config = _lora_config(config)
+        peft_config = lora_config(config)
         from peft import get_peft_model
 
         try:
@@ -63,7 +63,7 @@ class PeftSlot:
                 cure="target modules that this model has",
             ) from error
         try:
-            _check_fit(_adapter_state(wrapped), tensors)
+            check_fit(adapter_state(wrapped), tensors)
         except LoraError:
             self._base = wrapped.unload()
             raise
@@ -72,7 +72,8 @@ class PeftSlot:
         self._config = dict(config)
 
 
-def _lora_config(config: Mapping[str, Any]) -> Any:
+def lora_config(config: Mapping[str, Any]) -> Any:
+    """PEFT's config object of an `adapter_config.json`; keys that it does not know are refused, not dropped."""
     from peft import LoraConfig
 
     if config.get("peft_type") != "LORA":
@@ -91,14 +92,20 @@ def _lora_config(config: Mapping[str, Any]) -> Any:
     return LoraConfig(**config)
 
 
-def _adapter_state(peft_model: Any) -> dict[str, Tensor]:
+def adapter_state(peft_model: Any) -> dict[str, Tensor]:
+    """The adapter that a PEFT model holds now, by the names of `adapter_model.safetensors`."""
     from peft import get_peft_model_state_dict
 
     # "auto" would add embeddings, and ask the hub for the base model's config.
     return get_peft_model_state_dict(peft_model, save_embedding_layers=False)
 
 
-def _check_fit(slots: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+def check_fit(slots: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse `tensors` unless their names and shapes are those of `slots`, and all are finite.
+
+    Raises:
+        LoraError: lists the tensors that are missing, unexpected, misshapen or not finite.
+    """
     found = [
         Diagnostic(subject=name, reason="missing from the adapter", cure="export every targeted projection")
         for name in sorted(slots.keys() - tensors.keys())[:_SHOWN]
@@ -132,7 +139,7 @@ def _write(peft_model: Any, tensors: Mapping[str, Tensor]) -> None:
     result = set_peft_model_state_dict(peft_model, dict(tensors))
     assert not result.unexpected_keys, result.unexpected_keys
     # PEFT loads non-strictly: read back what it holds now, so that a tensor it passed over cannot go unseen.
-    for name, held in _adapter_state(peft_model).items():
+    for name, held in adapter_state(peft_model).items():
         given = tensors[name].detach().to(device=held.device, dtype=held.dtype)
         assert torch.equal(held, given), f"PEFT did not take {name}"
 

@@ -1,0 +1,125 @@
+"""Held-out reward of a base or of an adapter on disk, read by transformers and PEFT: no trainer, no megatron-core."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from lora_harness.config import TrainConfig
+from lora_harness.engines import GenerationRequest, SamplingParams
+from lora_harness.engines.decode import complete
+from lora_harness.engines.model_files import load_hf_model
+from lora_harness.engines.peft_slot import adapter_state, check_fit, lora_config
+from lora_harness.prompts import PromptEncoder
+from lora_harness.rollouts import request_seed
+from lora_harness.tasks import build_task
+from lora_plugins_sdk import LoraError, read_adapter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """Result of one evaluation.
+
+    Args:
+        reward: mean reward over all completions.
+        prompts: held-out prompts.
+        samples: completions of each.
+        temperature: 0 is greedy.
+    """
+
+    reward: float
+    prompts: int
+    samples: int
+    temperature: float
+
+
+def evaluate(config: TrainConfig, *, adapter: Path | None, temperature: float, samples: int) -> Evaluation:
+    """Complete and score the config's held-out prompts.
+
+    Args:
+        config: names the base, the task, the number of prompts, the seed and the longest completion.
+        adapter: PEFT directory, or None for the base alone.
+        temperature: 0 is greedy.
+        samples: completions of each prompt.
+
+    Raises:
+        LoraError: base, tokenizer, task or adapter cannot be used.
+    """
+    task = build_task(config.task)
+    encoder = PromptEncoder(config.model.path, config.task)
+    examples = list(task.prompts("eval", config.eval.count, config.seed))
+    model = load_policy(config, adapter)
+    sampling = SamplingParams(
+        max_new_tokens=config.rollout.max_new_tokens, temperature=temperature, stop_token_ids=encoder.stop_ids
+    )
+    places = [(prompt, sample) for prompt in range(len(examples)) for sample in range(samples)]
+    requests = [
+        GenerationRequest(
+            prompt_ids=encoder.encode(examples[prompt]),
+            sampling=sampling,
+            seed=request_seed(config.seed, "evaluate", prompt, sample),
+        )
+        for prompt, sample in places
+    ]
+    completions = complete(
+        model,
+        requests,
+        max_batch_size=config.rollout.max_batch_size,
+        adapter_version=0 if adapter is None else 1,
+    )
+    rewards = [
+        task.score(examples[prompt], encoder.decode(completion.token_ids))
+        for (prompt, _), completion in zip(places, completions, strict=True)
+    ]
+    return Evaluation(
+        reward=sum(rewards) / len(rewards), prompts=len(examples), samples=samples, temperature=temperature
+    )
+
+
+def load_policy(config: TrainConfig, adapter: Path | None) -> Any:
+    """The base with the adapter that `adapter` holds, as a user of PEFT gets it.
+
+    Raises:
+        LoraError: base or adapter cannot be read, or the adapter does not fit the base.
+    """
+    base = load_hf_model(
+        config.model.path,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        dtype=getattr(torch, config.model.dtype),
+    )
+    if adapter is None:
+        return base
+    from peft import PeftModel
+
+    given = read_adapter(adapter)
+    lora_config(given.config)
+    try:
+        model = PeftModel.from_pretrained(base, str(adapter)).eval()
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise LoraError(
+            str(adapter),
+            reason=f"PEFT cannot put it on {config.model.path}: {error}",
+            cure="use the base it was trained on",
+        ) from error
+    # PEFT only warns about tensors that it found no place for.
+    check_fit(adapter_state(model), given.tensors)
+    return model
+
+
+def run_evaluation(config: TrainConfig, *, adapter: Path | None) -> Evaluation:
+    """`evaluate` as the config's ``[eval]`` says, and print the result."""
+    result = evaluate(config, adapter=adapter, temperature=config.eval.temperature, samples=config.eval.samples)
+    drawn = "greedy" if result.temperature == 0 else f"{result.samples} samples at temperature {result.temperature:g}"
+    what = f"adapter {adapter}" if adapter is not None else f"base {config.model.path}"
+    Console(file=sys.stdout).print(
+        f"held-out reward {result.reward:.3f} on {result.prompts} prompts ({drawn}): {what}",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
+    return result
