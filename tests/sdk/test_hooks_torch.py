@@ -1,14 +1,27 @@
 """Overrides of the hooks that need torch, and observers."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from sdk_toy import HF_CONFIG
-from sdk_toy_host import randomize, toy_inputs, toy_model, toy_plugin
+from sdk_toy_host import hf_weights, randomize, toy_inputs, toy_model, toy_plugin
 from torch import Tensor
 
-from lora_plugins_sdk import LoraConfig, LoraError, attach, export_adapter, hookimpl, import_adapter
+from lora_plugins_sdk import (
+    LoraConfig,
+    LoraError,
+    ParallelRun,
+    attach,
+    defaults,
+    export_adapter,
+    hookimpl,
+    import_adapter,
+    load_base_weights,
+)
 from lora_plugins_sdk.branch import site_delta
 from lora_plugins_sdk.site_handle import SiteHandle
 
@@ -35,6 +48,24 @@ class AttachesByItself:
     def lora_attach_site(self, module: Any, plan: Any, lora: Any, run: Any, delta: Any) -> Any:
         self.paths.append(plan.host_module)
         return SiteHandle(module, plan, lora, run, delta)
+
+
+class BuildsItsOwnBase:
+    """A model of its own making, whose head comes from a tensor of another name."""
+
+    @hookimpl
+    def lora_build_model(self, dtype: Any, overrides: Any) -> Any:
+        model = toy_model(dtype)
+        for parameter in model.parameters():
+            parameter.data.fill_(overrides["fill"])
+        return model
+
+    @hookimpl
+    def lora_base_weights(self, architecture: Any, hf_config: Any) -> Any:
+        return [
+            replace(weight, hf=("head.weight",)) if weight.host == "output_layer.weight" else weight
+            for weight in defaults.lora_base_weights(architecture, hf_config)
+        ]
 
 
 class Watches:
@@ -72,6 +103,19 @@ def test_an_own_attachment_is_used() -> None:
     assert plugin.paths == [plan.host_module for plan in adapter.table.plans]
 
 
+def test_an_own_base_is_built_and_loaded(tmp_path: Path) -> None:
+    plugin = toy_plugin(BuildsItsOwnBase())
+    model = plugin.build_model(HF_CONFIG, ParallelRun.single(), torch.float64, {"fill": 3.0})
+    assert all(bool((parameter == 3.0).all()) for parameter in model.parameters())
+    tensors = hf_weights(toy_model())
+    tensors["head.weight"] = tensors.pop("lm_head.weight")
+    save_file(tensors, tmp_path / "model.safetensors")
+    load_base_weights(model, plugin, tmp_path, hf_config=HF_CONFIG)
+    assert torch.equal(model(*toy_inputs()), toy_model()(*toy_inputs()))
+    with pytest.raises(LoraError, match=r"lm_head.weight: is missing"):
+        load_base_weights(model, toy_plugin(), tmp_path, hf_config=HF_CONFIG)
+
+
 def test_observers_of_other_plugins_are_told() -> None:
     watcher, stranger = Watches(), AttachesByItself()
     plugin = toy_plugin()
@@ -98,7 +142,5 @@ def test_two_projections_of_one_stored_factor_must_be_summed_alike() -> None:
 
 
 def test_a_plugin_that_builds_no_model_says_so() -> None:
-    from lora_plugins_sdk import ParallelRun
-
     with pytest.raises(LoraError, match="builds no base model"):
         toy_plugin().build_model(HF_CONFIG, ParallelRun.single(), torch.float32)
