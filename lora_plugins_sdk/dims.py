@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -86,5 +87,5 @@ def read_hf_config(source: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
     path = Path(source)
-    path = path / "config.json" if path.is_dir() else path
+    path = path / "config.json" if os.path.isdir(path) else path
     return read_json_object(path, cure="give a HF directory or the model's own config.json")

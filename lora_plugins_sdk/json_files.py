@@ -67,5 +67,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(keys) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise _Twice(f"holds the key {twice!r} twice")
+        raise _Twice(f"holds the key {twice[:100]!r} twice")
     return keys

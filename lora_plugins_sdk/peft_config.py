@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -66,31 +67,33 @@ def plain_lora_problems(config: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Whatever makes an adapter's tensors mean something else than `scale * B A` beside each base weight."""
     if config.get("peft_type") != "LORA":
         yield Diagnostic(
-            subject=f"peft_type={config.get('peft_type')!r}",
+            subject=f"peft_type={reprlib.repr(config.get('peft_type'))}",
             reason="is not LoRA",
             cure="give an adapter whose adapter_config.json has peft_type LORA",
         )
     if not isinstance(config.get("use_rslora", False), bool | None):
         yield Diagnostic(
-            subject=f"use_rslora={config['use_rslora']!r}", reason="is not true or false", cure="correct the config"
+            subject=f"use_rslora={reprlib.repr(config['use_rslora'])}",
+            reason="is not true or false",
+            cure="correct the config",
         )
     for key, value in config.items():
         if key in PLAIN and (value or PLAIN[key]) != PLAIN[key]:
             yield Diagnostic(
-                subject=f"{key}={value!r}",
+                subject=f"{key[:100]}={reprlib.repr(value)}",
                 reason="its tensors mean something else than plain LoRA",
                 cure="convert the adapter to plain LoRA first",
             )
         elif key not in PLAIN and key not in DESCRIPTIVE and value:
             yield Diagnostic(
-                subject=f"{key}={value!r}",
+                subject=f"{key[:100]}={reprlib.repr(value)}",
                 reason="is not known here and may change what the tensors mean",
                 cure="remove the key if it does not, or convert the adapter to plain LoRA",
             )
     init = str(config.get("init_lora_weights"))
     if init.startswith(_CHANGES_BASE):
         yield Diagnostic(
-            subject=f"init_lora_weights={init!r}",
+            subject=f"init_lora_weights={reprlib.repr(init)}",
             reason="its initial values were subtracted from the base weights, so it does not fit the base as it is",
             cure="convert it with PEFT's path_initial_model_for_weight_conversion",
         )

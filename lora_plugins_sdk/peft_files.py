@@ -77,7 +77,7 @@ def read_adapter(directory: str | Path) -> PeftAdapter:
     directory = Path(directory)
     config, weights = directory / CONFIG_FILE, directory / WEIGHTS_FILE
     for path in (config, weights):
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise LoraError(
                 str(directory),
                 reason=f"has no {path.name}",

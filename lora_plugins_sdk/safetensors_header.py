@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import reprlib
 import stat
 import struct
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,7 @@ METADATA = "__metadata__"
 MAX_HEADER_BYTES = 100_000_000
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
+_MAX_NAME = 500
 _CURE = "download or export it again"
 
 
@@ -135,19 +137,19 @@ def _metadata(found: object) -> dict[str, str]:
 
 def _tensors(header: Mapping[str, Any], start: int) -> Iterator[tuple[str, StoredTensor]]:
     for name, entry in header.items():
-        if not name.isprintable() or not name:
-            raise ValueError(f"names a tensor {name!r}")
+        if not name.isprintable() or not 0 < len(name) <= _MAX_NAME:
+            raise ValueError(f"names a tensor {name[:_MAX_NAME]!r}, of {len(name)} characters")
         if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
             raise ValueError(f"says not what {name!r} is")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-            raise ValueError(f"gives {name!r} the unknown dtype {dtype!r}")
+            raise ValueError(f"gives {name!r} the unknown dtype {reprlib.repr(dtype)}")
         if not _are_sizes(shape):
-            raise ValueError(f"gives {name!r} the shape {shape!r}")
+            raise ValueError(f"gives {name!r} the shape {reprlib.repr(shape)}")
         if not _are_sizes(offsets) or len(offsets) != 2:
-            raise ValueError(f"gives {name!r} the place {offsets!r}")
+            raise ValueError(f"gives {name!r} the place {reprlib.repr(offsets)}")
         if math.prod(shape) * DTYPE_BITS[dtype] != (offsets[1] - offsets[0]) * 8:
-            raise ValueError(f"gives {name!r} {offsets[1] - offsets[0]} bytes for {dtype} {shape}")
+            raise ValueError(f"gives {name!r} {offsets[1] - offsets[0]} bytes for {dtype} {reprlib.repr(shape)}")
         yield name, StoredTensor(dtype=dtype, shape=tuple(shape), start=start + offsets[0], stop=start + offsets[1])
 
 

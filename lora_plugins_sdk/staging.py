@@ -47,7 +47,7 @@ def refuse_output(output: Path) -> None:
     """
     if os.path.lexists(output):
         raise LoraError(str(output), reason="exists already", cure="give a new directory, or remove this one first")
-    if not output.parent.is_dir():
+    if not os.path.isdir(output.parent):
         raise LoraError(str(output), reason=f"{output.parent} is not a directory", cure="make its parent first")
 
 

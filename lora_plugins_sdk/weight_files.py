@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from lora_plugins_sdk.safetensors_header import SafetensorsHeader, StoredTensor,
 
 INDEX_FILE = "model.safetensors.index.json"
 _AGAIN = "download the checkpoint again"
+_LOCAL = "give a local HF directory with safetensors weights"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,15 +46,12 @@ def read_weight_files(directory: str | Path) -> WeightFiles:
     """
     directory = Path(directory)
     index = directory / INDEX_FILE
-    indexed = index.exists() or index.is_symlink()
+    present = _listing(directory)
+    indexed = INDEX_FILE in present
     placed = _weight_map(index) if indexed else {}
-    files = sorted(set(placed.values())) if indexed else sorted(path.name for path in directory.glob("*.safetensors"))
+    files = sorted(set(placed.values()) if indexed else (name for name in present if name.endswith(".safetensors")))
     if not files:
-        raise LoraError(
-            str(directory),
-            reason="holds no *.safetensors file" if directory.is_dir() else "is not a directory",
-            cure="give a local HF directory with safetensors weights",
-        )
+        raise LoraError(str(directory), reason="holds no *.safetensors file", cure=_LOCAL)
     headers = {file: read_header(directory / file) for file in files}
     where: dict[str, str] = {}
     for file, header in headers.items():
@@ -68,15 +67,22 @@ def read_weight_files(directory: str | Path) -> WeightFiles:
     return WeightFiles(directory=directory, indexed=indexed, headers=headers, where=where)
 
 
+def _listing(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        raise LoraError(str(directory), reason=f"cannot be read ({error.strerror})", cure=_LOCAL) from error
+
+
 def _weight_map(index: Path) -> dict[str, str]:
     """Tensor name -> file name, each a plain name of a file that is there."""
     placed = read_json_object(index, cure=_AGAIN).get("weight_map")
     if not isinstance(placed, dict) or not placed or not all(isinstance(file, str) for file in placed.values()):
         raise LoraError(str(index), reason="is no weight index: it holds no weight_map of file names", cure=_AGAIN)
     for file in sorted(set(placed.values())):
-        # A name of several parts, `..` or a NUL byte would lead out of the directory.
-        if Path(file).name != file or "\0" in file or not (index.parent / file).is_file():
-            raise LoraError(str(index), reason=f"names {file!r}, which is not in the directory", cure=_AGAIN)
+        # A name of several parts or `..` would lead out of the directory. os.path takes names that no file can have.
+        if Path(file).name != file or not os.path.isfile(index.parent / file):
+            raise LoraError(str(index), reason=f"names {file[:200]!r}, which is not in the directory", cure=_AGAIN)
     return placed
 
 

@@ -42,7 +42,7 @@ def other_files(base: WeightFiles) -> OtherFiles:
     problems: list[Diagnostic] = []
     for path in _walk(base.directory, left):
         relative = path.relative_to(base.directory)
-        if not path.is_file() or not _stays_inside(path, base.directory):
+        if not os.path.isfile(path) or not _stays_inside(path, base.directory):
             problems.append(
                 Diagnostic(
                     subject=str(path),

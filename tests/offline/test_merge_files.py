@@ -76,12 +76,13 @@ def test_links_out_of_the_base(tmp_path: Path) -> None:
     (base / "more").symlink_to(tmp_path / "elsewhere")
     (base / "gone.json").symlink_to(tmp_path / "nowhere")
     (base / "loop.json").symlink_to(base / "loop.json")
+    (base / "long.json").symlink_to("x" * 300)
     os.mkfifo(base / "pipe")
     before = fingerprint(tmp_path / "elsewhere"), sorted(os.listdir(tmp_path))
     with pytest.raises(LoraError) as error:
         plan(tmp_path)
     named = {Path(one.subject).name for one in error.value.diagnostics}
-    assert named == {"README.md", "more", "gone.json", "loop.json", "pipe"}
+    assert named == {"README.md", "more", "gone.json", "loop.json", "long.json", "pipe"}
     assert (fingerprint(tmp_path / "elsewhere"), sorted([*before[1], "adapter"])) == (
         before[0],
         sorted(os.listdir(tmp_path)),

@@ -258,12 +258,17 @@ def test_a_base_that_changes_meanwhile(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["adapter", "base"]
 
 
-@pytest.mark.parametrize("what", ["base", "adapter"])
-def test_directories_that_are_none(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("what", ["base", "adapter", "output"])
+@pytest.mark.parametrize("name", ["absent/merged", "x" * 300, "file", "file/below"])
+def test_directories_that_are_none(tmp_path: Path, what: str, name: str) -> None:
     places = {"base": make_base(tmp_path / "base"), "adapter": make_adapter(tmp_path / "adapter")}
-    places[what] = tmp_path / "absent"
-    with pytest.raises(LoraError, match="absent"):
-        plan_merge(places["base"], places["adapter"], tmp_path / "merged")
+    places["output"] = tmp_path / "merged"
+    (tmp_path / "file").write_text("a file")
+    places[what] = tmp_path / name
+    before = fingerprint(tmp_path)
+    with pytest.raises(LoraError, match=name):
+        merge(plan_merge(places["base"], places["adapter"], places["output"]))
+    assert fingerprint(tmp_path) == before
 
 
 def test_a_base_without_a_config(tmp_path: Path) -> None:
