@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 from checkpointed_run import CUT, STEPS, config_of, rows, train, write_model
 from safetensors.torch import load_file
 
+from lora_harness.config import dump_config
 from lora_harness.report import Summary
 from lora_plugins_sdk.testing import Layout, run_world
 
@@ -88,6 +92,25 @@ def test_resume_under_another_topology(model: Path, straight: Path, tmp_path: Pa
     assert ours.keys() == theirs.keys() and len(ours) == 3 * 2 * 2 * 7
     for name, tensor in ours.items():
         assert (tensor - theirs[name]).abs().max() <= 1e-6, name
+
+
+@pytest.mark.slow
+def test_resume_from_the_command_line(model: Path, straight: Path, tmp_path: Path) -> None:
+    output, config = cut_off(straight, tmp_path / "run"), tmp_path / "run.toml"
+    config.write_text(dump_config(config_of(model, output)))
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "lora_harness", "train", str(config), "--resume", "auto"],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resuming after step 3" in done.stdout
+    theirs = tensors(straight)
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in tensors(output).items())
+    assert [row["reward"] for row in rows(output)] == [row["reward"] for row in rows(straight)]
 
 
 def saved_again(config: Any, path: Path) -> dict[str, torch.Tensor]:

@@ -27,7 +27,7 @@ FREE = (
     "warm_start.adapter",
 )
 _START_ANEW = "or start a new run from the weights alone: --resume PATH --load-weights-only with a new output"
-_ABSENT = "no value"
+_ABSENT = "not set"
 
 
 def identify(config: TrainConfig, facts: RunFacts) -> RunIdentity:
@@ -62,11 +62,11 @@ def differences(state: RunState, run: RunIdentity) -> Iterator[Diagnostic]:
         )
     before, now = dict(_flat(saved.config)), dict(_flat(run.config))
     for key in sorted(before.keys() | now.keys()):
-        there, here = before.get(key, _ABSENT), now.get(key, _ABSENT)
+        there, here = (repr(one[key]) if key in one else _ABSENT for one in (before, now))
         if there != here and not _is_free(key):
             yield Diagnostic(
                 subject=key,
-                reason=f"is {here!r}, the checkpoint's run had {there!r}",
+                reason=f"is {here}, in the checkpoint's run it was {there}",
                 cure=f"set it back, {_START_ANEW}",
             )
     yield from _length(state, run)
