@@ -42,7 +42,11 @@ def run_quickstart(
             f"model {model!r}", reason="the quickstart cannot build it", cure=f"use one of {', '.join(MODELS)}"
         )
     config = training_config(
-        base=output / BASE_NAME, output=output, engine=engine, seed=seed, steps=steps or DEFAULT_STEPS
+        base=output / BASE_NAME,
+        output=output,
+        engine=engine,
+        seed=seed,
+        steps=DEFAULT_STEPS if steps is None else steps,
     )
     # Torch from here on: names and options are checked without it.
     from lora_harness.evaluate import evaluate

@@ -1,0 +1,120 @@
+"""The quickstart as a user starts it, and the evaluation it ends with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lora_harness.evaluate import evaluate, run_evaluation
+from lora_harness.quickstart import recipe as recipes
+from lora_harness.quickstart import run as quickstart_run
+from lora_harness.quickstart import run_quickstart
+from lora_harness.quickstart.previous import prepare_output
+from lora_plugins_sdk.errors import LoraError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"engine": "no_such"}, r"'no_such'.*local"),
+        ({"model": "no_such"}, r"'no_such'.*qwen3"),
+        ({"steps": 0}, "steps"),
+    ],
+)
+def test_bad_arguments_leave_nothing(tmp_path: Path, arguments: dict, said: str) -> None:
+    with pytest.raises(LoraError, match=said):
+        run_quickstart(output=tmp_path / "run", **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole quickstart of two steps, on a base that was hardly taught."""
+    output = tmp_path_factory.mktemp("quickstart") / "run"
+    small = replace(recipes.BaseRecipe(), hidden_size=32, intermediate_size=48, target=0.0, max_steps=20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quickstart_run, "BaseRecipe", lambda: small)
+        run_quickstart(output=output, steps=2)
+        (output / "notes.txt").write_text("mine")
+        first = (output / "base" / "model.safetensors").stat().st_mtime_ns
+        run_quickstart(output=output, steps=2)
+        assert (output / "base" / "model.safetensors").stat().st_mtime_ns == first
+    return output
+
+
+@pytest.mark.slow
+def test_everything_is_written_and_a_second_run_replaces_the_first(finished: Path) -> None:
+    names = {one.name for one in finished.iterdir()}
+    assert names >= {"base", "adapter", "config.toml", "metrics.jsonl", "reward.png", "summary.json", "notes.txt"}
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1]
+    assert (finished / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_summary_holds_what_evaluation_of_the_files_gives(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from lora_harness.config import load_config
+
+    config = load_config(finished / "config.toml")
+    summary = json.loads((finished / "summary.json").read_text())
+    before = run_evaluation(config, adapter=None)
+    after = run_evaluation(config, adapter=finished / "adapter")
+    assert (before.reward, after.reward) == (summary["reward_before"], summary["reward_after"])
+    assert (before.prompts, before.samples, before.temperature) == (512, 4, 1.0)
+    assert f"held-out reward {after.reward:.3f} on 512 prompts" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_evaluation_uses_the_adapter_and_refuses_a_spoilt_one(finished: Path, tmp_path: Path) -> None:
+    """B29, B36: PEFT only warns about tensors that it finds no place for, and the base would be evaluated."""
+    from lora_harness.config import load_config
+
+    config = load_config(finished / "config.toml", ["eval.count=128"])
+    tensors = load_file(finished / "adapter" / "adapter_model.safetensors")
+    torch.manual_seed(0)
+    loud = {name: torch.randn_like(value) for name, value in tensors.items()}
+    spoilt = dict(loud)
+    name = next(one for one in spoilt if one.endswith("q_proj.lora_A.weight"))
+    spoilt[name.replace("q_proj", "no_proj")] = spoilt.pop(name)
+    for directory, content in ((tmp_path / "loud", loud), (tmp_path / "spoilt", spoilt)):
+        directory.mkdir()
+        (directory / "adapter_config.json").write_bytes((finished / "adapter" / "adapter_config.json").read_bytes())
+        save_file(content, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    from lora_harness.evaluate import load_policy
+
+    ids = torch.tensor([[3, 4, 5, 6]])
+    with torch.no_grad():
+        logits = [load_policy(config, adapter)(input_ids=ids).logits for adapter in (None, tmp_path / "loud")]
+    assert float((logits[0] - logits[1]).abs().max()) > 0.1
+    with pytest.raises(LoraError, match="no_proj"):
+        evaluate(config, adapter=tmp_path / "spoilt", temperature=0.0, samples=1)
+
+
+def test_output_of_another_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(LoraError, match="already holds a run"):
+        prepare_output(tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_text() == "{}\n"
+
+
+def test_foreign_files_of_a_runs_names_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    with pytest.raises(LoraError, match="adapter, which no quickstart wrote"):
+        prepare_output(tmp_path)
+    assert (tmp_path / "adapter").is_dir()
+
+
+def test_only_run_files_are_replaced(tmp_path: Path) -> None:
+    assert not prepare_output(tmp_path / "out")
+    for name in ("metrics.jsonl", "summary.json", "notes.txt"):
+        (tmp_path / "out" / name).write_text("x")
+    (tmp_path / "out" / "adapter").mkdir()
+    (tmp_path / "out" / "base").mkdir()
+    assert prepare_output(tmp_path / "out")
+    assert sorted(one.name for one in (tmp_path / "out").iterdir()) == [".quickstart", "base", "notes.txt"]
+    assert not prepare_output(tmp_path / "out")
