@@ -244,3 +244,15 @@ def test_an_adapter_of_a_checkpoint_is_a_peft_directory(tmp_path):
     path = save(tmp_path, 3)
     assert json.loads((path / "adapter" / "adapter_config.json").read_text())["peft_type"] == "LORA"
     assert load_file(path / "adapter" / "adapter_model.safetensors").keys() == {NAME}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_distributed_checkpoint_reads_the_moments(tmp_path):
+    """The files are no format of our own: DCP's reader of safetensors takes them as they are, in whatever shards."""
+    import torch.distributed.checkpoint as dcp
+
+    path = save(tmp_path, 3)
+    expected = small_tensors(3).moments
+    found = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+    dcp.load(found, storage_reader=dcp.HuggingFaceStorageReader(str(path)), no_dist=True)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

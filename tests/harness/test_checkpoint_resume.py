@@ -19,6 +19,16 @@ from lora_harness.report import Summary
 from lora_plugins_sdk.testing import Layout, run_world
 
 pytestmark = pytest.mark.world
+LAYOUTS = [
+    Layout(tp=2),
+    Layout(tp=2, sequence_parallel=True),
+    Layout(dp=2),
+    Layout(pp=2),
+    Layout(tp=2, pp=2),
+    Layout(tp=2, dp=2, sequence_parallel=True),
+    Layout(dp=4),
+    Layout(pp=2, dp=2),
+]
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +88,7 @@ def test_resumed_run_equals_the_straight_one_bit_for_bit(
     assert "dropped 2 rows after step 3" in shown and "resuming after step 3 from" in shown
 
 
-@pytest.mark.parametrize(
-    "layout", [Layout(tp=2, sequence_parallel=True), Layout(dp=2), Layout(pp=2)], ids=["tp2+sp", "dp2", "pp2"]
-)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_resume_under_another_topology(model: Path, straight: Path, tmp_path: Path, layout: Layout) -> None:
     """B16, B18, B22: full tensors, resharded; no rank starts fresh and no stage is lost."""
     output = cut_off(straight, tmp_path / "run")
@@ -91,7 +99,8 @@ def test_resume_under_another_topology(model: Path, straight: Path, tmp_path: Pa
     theirs, ours = tensors(straight), tensors(output)
     assert ours.keys() == theirs.keys() and len(ours) == 3 * 2 * 2 * 7
     for name, tensor in ours.items():
-        assert (tensor - theirs[name]).abs().max() <= 1e-6, name
+        # Stages compute what one process does, in the same order.
+        assert (tensor - theirs[name]).abs().max() <= (0.0 if layout == Layout(pp=2) else 1e-6), name
 
 
 @pytest.mark.slow
