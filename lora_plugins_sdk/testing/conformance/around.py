@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, cast
 
 from lora_plugins_sdk.errors import LoraError
+
+Factory = Callable[[], AbstractContextManager[object]]
 
 
 def entered(around: str | None) -> AbstractContextManager[object]:
@@ -21,7 +23,7 @@ def entered(around: str | None) -> AbstractContextManager[object]:
     return nullcontext() if around is None else find_factory(around)()
 
 
-def find_factory(around: str) -> Callable[[], AbstractContextManager[object]]:
+def find_factory(around: str) -> Factory:
     """The factory that `around` names.
 
     Raises:
@@ -32,6 +34,6 @@ def find_factory(around: str) -> Callable[[], AbstractContextManager[object]]:
         factory: Any = resolve_name(around)
     except (ImportError, AttributeError, ValueError) as error:
         raise LoraError(f"around={around!r}", reason=f"cannot be imported ({error})", cure=cure) from error
-    if not callable(factory):
-        raise LoraError(f"around={around!r}", reason=f"is a {type(factory).__name__}, not a function", cure=cure)
-    return factory
+    if callable(factory):
+        return cast(Factory, factory)
+    raise LoraError(f"around={around!r}", reason=f"is a {type(factory).__name__}, not a function", cure=cure)

@@ -7,11 +7,12 @@ from importlib import import_module
 from lora_plugins_sdk.testing.conformance.check import Check, Level
 
 _FAMILIES = {
-    Level.STATIC: ("static.loading", "static.names", "static.packs", "static.tables"),
+    Level.STATIC: ("static.loading", "static.targets", "static.names", "static.packs", "static.tables"),
     Level.SINGLE: (
         "single.base",
         "single.no_op",
         "single.fold",
+        "single.variants",
         "single.effect",
         "single.peft_reader",
         "single.round_trip",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from torch import Tensor
 
@@ -56,10 +56,23 @@ def compare_factors(
     bound: float = BOUND,
     ratios: Mapping[float, str] | None = None,
     fallback: str | None = None,
+    skip: Collection[str] = (),
 ) -> Iterator[Finding]:
-    """Full factors (or their gradients) by `ParamRow.init_key`, one Finding for each that differs."""
+    """Full factors (or their gradients) by `ParamRow.init_key`, one Finding for each that differs.
+
+    Args:
+        context: records the sites.
+        what: the quantity.
+        actual, expected: by `ParamRow.init_key`.
+        table: gives the factors.
+        bound: largest relative error.
+        ratios, fallback: see `Suspects`.
+        skip: HF modules that something wrong reaches from outside, so that their factors cannot be judged.
+    """
     for row in table.rows:
         context.exercised([row.host_module])
+        if row.hf_module in skip:
+            continue
         if row.init_key not in actual:
             yield factor_finding(what, row, cause="is missing", bound=bound)
             continue
@@ -140,6 +153,9 @@ def compare_outputs(
             wrong.append((plan, bad))
     for plan, bad in wrong[:1]:
         follow = f" ({len(wrong) - 1} sites after it differ too, which follows)" if len(wrong) > 1 else ""
+        later = table.plans.index(plan) + 1
+        # What flows back into a site comes out of the next one: if that got the right gradient, its own dX is wrong.
+        blamed = table.plans[later] if backward and later < len(table.plans) else plan
         for name, error in bad.items():
             base = 0.0 if deltas is None else expected[name] - deltas[name]
             others = expected if deltas is None else deltas
@@ -149,8 +165,15 @@ def compare_outputs(
                 fallback=fallback,
             )
             cause = likely_cause(features(actual[name] - base), features(expected[name] - base), suspects)
+            if blamed is not plan:
+                cause = f"what it sends back reaches {name} wrong (no dX of the branch, or another one); there: {cause}"
             yield Finding(
-                what=what, site=plan.host_module, projection=name, error=error, bound=bound, cause=cause + follow
+                what="dX" if blamed is not plan else what,
+                site=blamed.host_module,
+                projection=name if blamed is plan else None,
+                error=error,
+                bound=bound,
+                cause=cause + follow,
             )
 
 

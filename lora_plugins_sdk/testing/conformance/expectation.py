@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.table import ParameterTable
 from lora_plugins_sdk.testing.conformance.context import Context
 from lora_plugins_sdk.testing.conformance.local_view import batch_first, by_projection
-from lora_plugins_sdk.testing.conformance.observe.observation import RankObservation, observed
+from lora_plugins_sdk.testing.conformance.observe.observation import Pass, RankObservation, observed
+from lora_plugins_sdk.testing.conformance.problem import Problem, make_problem
 from lora_plugins_sdk.testing.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expectation:
-    """Full tensors; those of the pass are `[microbatches, samples, tokens, width]`.
+class FullPass:
+    """One pass in full tensors, those of the pass `[microbatches, samples, tokens, width]`.
 
     Args:
         logits: without padding columns.
         outputs: by HF module, in HF order.
         output_grads: likewise.
         input_grads: by host module.
-        grads, stepped: by `ParamRow.init_key`.
-        grad_norm: of all factors together.
-        initial, exported: by PEFT name.
+        grads: by `ParamRow.init_key`.
     """
 
     logits: Tensor
@@ -34,10 +34,21 @@ class Expectation:
     output_grads: Mapping[str, Tensor]
     input_grads: Mapping[str, Tensor]
     grads: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation(FullPass):
+    """The standard run: its first pass, and what follows.
+
+    Args:
+        stepped: factors after two steps, by `ParamRow.init_key`.
+        grad_norm: of all factors together.
+        initial: exported, by PEFT name.
+    """
+
     stepped: Mapping[str, Tensor]
     grad_norm: float
     initial: Mapping[str, Tensor]
-    exported: Mapping[str, Tensor]
 
 
 def one_process(context: Context) -> Expectation:
@@ -47,22 +58,27 @@ def one_process(context: Context) -> Expectation:
 
 def expectation_of(context: Context, seen: RankObservation) -> Expectation:
     """What one process saw, in HF terms."""
-    facts = RunFacts()
-    outputs: dict[str, Tensor] = {}
-    output_grads: dict[str, Tensor] = {}
-    for plan in context.subject.table(facts).plans:
-        for full, captured in ((outputs, seen.captured.outputs), (output_grads, seen.captured.output_grads)):
-            full |= by_projection(plan, facts, 0, batch_first(captured[plan.host_module]))
-    vocabulary = context.subject.selected.architecture.dims(context.subject.hf_config).resolve("vocab_size")
+    first = full_pass(context.subject.table(RunFacts()), make_problem(context.subject), seen)
     norm = torch.stack([grad.double().square().sum() for grad in seen.grads.values()]).sum().sqrt().item()
     return Expectation(
-        logits=torch.stack(seen.logits)[..., :vocabulary],
-        outputs=outputs,
-        output_grads=output_grads,
-        input_grads={name: batch_first(grads) for name, grads in seen.captured.input_grads.items()},
-        grads=seen.grads,
+        **{one.name: getattr(first, one.name) for one in fields(first)},
         stepped=seen.stepped,
         grad_norm=norm,
         initial=seen.initial,
-        exported=seen.exported,
+    )
+
+
+def full_pass(table: ParameterTable, problem: Problem, local: Pass) -> FullPass:
+    """A pass of one process, its linears' outputs taken apart into HF projections."""
+    outputs: dict[str, Tensor] = {}
+    output_grads: dict[str, Tensor] = {}
+    for plan in table.plans:
+        for full, captured in ((outputs, local.captured.outputs), (output_grads, local.captured.output_grads)):
+            full |= by_projection(plan, RunFacts(), 0, batch_first(captured[plan.host_module]))
+    return FullPass(
+        logits=torch.stack(local.logits)[..., : problem.upstream.shape[-1]],
+        outputs=outputs,
+        output_grads=output_grads,
+        input_grads={name: batch_first(grads) for name, grads in local.captured.input_grads.items()},
+        grads=local.grads,
     )

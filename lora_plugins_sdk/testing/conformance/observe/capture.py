@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lora_plugins_sdk.adapter import LoraAdapter
@@ -23,26 +24,28 @@ class Captured:
 
 
 @contextmanager
-def capturing(adapter: LoraAdapter) -> Iterator[Captured]:
-    """Watch this rank's adapted linears while the context is open."""
+def capturing(places: Mapping[str, nn.Module]) -> Iterator[Captured]:
+    """Watch linears, by the names to file them under, while the context is open."""
     seen = Captured()
     with ExitStack() as hooks:
-        for name, (module, _) in located(adapter).items():
+        for name, module in places.items():
             hooks.callback(module.register_forward_pre_hook(_watch_input(seen, name)).remove)
             hooks.callback(module.register_forward_hook(_watch_output(seen, name)).remove)
         yield seen
 
 
-def located(adapter: LoraAdapter) -> dict[str, tuple[nn.Module, str]]:
+def adapted_linears(adapter: LoraAdapter) -> dict[str, nn.Module]:
     """This rank's adapted host linears under model-wide names."""
     found = locate(adapter.chunks, (plan.site.path for plan in adapter.table.plans))
     wanted = {plan.host_module for plan in adapter.table.plans}
-    return {name: place for name, place in found.items() if name in wanted}
+    return {name: module for name, (module, _) in found.items() if name in wanted}
 
 
 def _watch_input(seen: Captured, name: str) -> Any:
     def watch(module: nn.Module, args: tuple[Any, ...]) -> None:
         x = args[0]
+        if not torch.is_grad_enabled():
+            return
         if x.is_leaf:
             x.requires_grad_(True)  # after a frozen embedding nobody would ask for this gradient
         x.register_hook(_appender(seen.input_grads, name))
@@ -54,7 +57,8 @@ def _watch_output(seen: Captured, name: str) -> Any:
     def watch(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
         output = result[0]
         seen.outputs.setdefault(name, []).append(output.detach().clone())
-        output.register_hook(_appender(seen.output_grads, name))
+        if output.requires_grad:
+            output.register_hook(_appender(seen.output_grads, name))
 
     return watch
 

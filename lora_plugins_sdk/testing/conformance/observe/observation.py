@@ -14,7 +14,7 @@ from lora_plugins_sdk.attachment import attach
 from lora_plugins_sdk.peft_export import export_adapter
 from lora_plugins_sdk.peft_import import import_adapter
 from lora_plugins_sdk.testing.conformance.context import Context
-from lora_plugins_sdk.testing.conformance.observe.capture import Captured, capturing, located
+from lora_plugins_sdk.testing.conformance.observe.capture import Captured, adapted_linears, capturing
 from lora_plugins_sdk.testing.conformance.observe.session import Session, build_base, my_positions, run_pass, wrap
 from lora_plugins_sdk.testing.conformance.problem import Problem, make_problem, peft_adapter
 from lora_plugins_sdk.testing.conformance.reference import base_directory
@@ -27,17 +27,30 @@ STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankObservation:
-    """What one rank saw; tensors by `ParamRow.init_key` are this rank's parts.
+class Pass:
+    """One pass of one rank.
+
+    Args:
+        logits: of each of its microbatches; empty before the last stage.
+        captured: what passed through its linears.
+        grads: gradient of each factor after all reductions, this rank's part by `ParamRow.init_key`.
+    """
+
+    logits: list[Tensor]
+    captured: Captured
+    grads: dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankObservation(Pass):
+    """What one rank saw: the first pass and what came before and after it.
 
     Args:
         rank: global rank.
         tp_rank, pp_rank, dp_rank: its place.
         positions: of each sequence, that it was given.
         linears: class of each adapted host linear on this rank.
-        logits: of each of its microbatches; empty before the last stage.
-        captured: what passed through its linears, in the first pass.
-        grads: gradient of each factor after all reductions.
+        counted: whether this rank counts a factor in the gradient norm, by the host's own marks.
         grad_norm: of the whole model, each factor counted once by the host's own marks.
         initial: the factors as initialised, exported (every rank has all of it).
         imported: what was imported, exported again.
@@ -51,9 +64,7 @@ class RankObservation:
     dp_rank: int
     positions: Tensor
     linears: dict[str, str]
-    logits: list[Tensor]
-    captured: Captured
-    grads: dict[str, Tensor]
+    counted: dict[str, bool]
     grad_norm: float
     initial: dict[str, Tensor]
     imported: dict[str, Tensor]
@@ -78,9 +89,7 @@ def observe(subject: Subject, directory: Path, problem: Problem) -> RankObservat
     import_adapter(model, peft_adapter(subject, problem.factors))
     imported = _exported(model)
     session = Session(model=model, chunk=wrap(model), adapter=adapter)
-    with capturing(adapter) as captured:
-        logits = run_pass(session.chunk, run, problem)
-    grads, norm = local_grads(adapter), gradient_norm(adapter)
+    first, norm = watched_pass(session, problem), gradient_norm(adapter)
     optimizer_steps(session, problem)
     return RankObservation(
         rank=dist.get_rank(),
@@ -88,16 +97,24 @@ def observe(subject: Subject, directory: Path, problem: Problem) -> RankObservat
         pp_rank=run.pp_rank,
         dp_rank=run.dp_rank,
         positions=my_positions(run, problem.tokens.shape[-1]),
-        linears={name: _class_name(module) for name, (module, _) in located(adapter).items()},
-        logits=logits,
-        captured=captured,
-        grads=grads,
+        linears={name: _class_name(module) for name, module in adapted_linears(adapter).items()},
+        logits=first.logits,
+        captured=first.captured,
+        grads=first.grads,
+        counted=_counted(adapter),
         grad_norm=norm,
         initial=initial,
         imported=imported,
         stepped=local_factors(adapter),
         exported=_exported(model),
     )
+
+
+def watched_pass(session: Session, problem: Problem) -> Pass:
+    """One pass through the host's schedule, reductions included."""
+    with capturing(adapted_linears(session.adapter)) as captured:
+        logits = run_pass(session.chunk, session.run, problem)
+    return Pass(logits=logits, captured=captured, grads=local_grads(session.adapter))
 
 
 def local_grads(adapter: LoraAdapter) -> dict[str, Tensor]:
@@ -129,6 +146,16 @@ def gradient_norm(adapter: LoraAdapter) -> float:
     square = torch.zeros((), device=torch.cuda.current_device()) if not counted else _square(counted)
     dist.all_reduce(square, group=parallel_state.get_model_parallel_group())
     return square.sqrt().item()
+
+
+def _counted(adapter: LoraAdapter) -> dict[str, bool]:
+    from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+
+    return {
+        row.init_key: param_is_not_tensor_parallel_duplicate(getattr(factors, row.param))
+        for factors in adapter.factors()
+        for row in factors.plan.rows
+    }
 
 
 def _square(tensors: list[Tensor]) -> Tensor:

@@ -22,7 +22,10 @@ _WORDS = {
         "drawn per rank or from local sizes, not from the seed and the HF name alone",
     ),
     "imported": ("re-exported tensor", "shards are cut or joined otherwise than rows of the HF tensor"),
-    "exported": ("exported tensor", "see `two-steps`; if that is right, shards are joined in another order"),
+    "exported": (
+        "exported tensor",
+        "see `two-steps`; if that is right, the export is old, or shards are joined otherwise",
+    ),
 }
 
 
@@ -38,7 +41,10 @@ def _imported(context: Context, layout: Layout) -> Iterator[Finding]:
 
 def _trained(context: Context, layout: Layout) -> Iterator[Finding]:
     ranks = Ranks.of(context, layout)
-    yield from _compare(context, layout, "exported", ranks.alone.exported, BOUND)
+    expected: dict[str, Tensor] = {}
+    for row in ranks.table.rows:
+        expected |= context.subject.selected.export_tensor(row, ranks.alone.stepped[row.init_key])
+    yield from _compare(context, layout, "exported", expected, BOUND)
     first = ranks.seen[0]
     for seen in ranks.seen[1:]:
         unlike = [name for name in first.exported if not torch.equal(first.exported[name], _get(seen.exported, name))]

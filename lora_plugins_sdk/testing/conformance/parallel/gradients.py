@@ -55,15 +55,30 @@ def _wrong(ranks: Ranks, row: ParamRow, seen: RankObservation) -> Finding | None
 def _norm(context: Context, layout: Layout) -> Iterator[Finding]:
     ranks = Ranks.of(context, layout)
     context.exercised(plan.host_module for plan in ranks.table.plans)
+    marked = list(_marks(ranks))
+    if marked:
+        yield from marked
+        return
     expected = ranks.alone.grad_norm
     for seen in ranks.seen:
         error = abs(seen.grad_norm / expected - 1)
         if not error <= BOUND:
-            way = "replicas are counted more than once" if seen.grad_norm > expected else "some factors are not counted"
-            cause = (
-                f"{seen.grad_norm:.6g} instead of {expected:.6g}: {way} (tensor_model_parallel marks), or a gradient"
-            )
-            yield Finding(what="gradient norm", rank=seen.rank, error=error, bound=BOUND, cause=f"{cause} is wrong")
+            cause = f"{seen.grad_norm:.6g} instead of {expected:.6g}, though each factor counts once: see `gradients`"
+            yield Finding(what="gradient norm", rank=seen.rank, error=error, bound=BOUND, cause=cause)
+
+
+def _marks(ranks: Ranks) -> Iterator[Finding]:
+    """A factor that TP splits counts on every rank, a replica on the first of its TP group."""
+    for row in ranks.table.rows:
+        for seen in ranks.seen:
+            counted = seen.counted.get(row.init_key)
+            wanted = row.partition_dim >= 0 or seen.tp_rank == 0
+            if counted is None or counted == wanted:
+                continue
+            cause = "is counted more than once: marked tensor_model_parallel, though every TP rank holds all of it"
+            if wanted:
+                cause = "is not counted: not marked tensor_model_parallel, though this rank holds a part of its own"
+            yield factor_finding("gradient norm", row, cause=cause, rank=seen.rank)
 
 
 CHECKS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,61 +17,72 @@ from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.peft_import import import_adapter
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.testing.conformance.check import Check, Level
-from lora_plugins_sdk.testing.conformance.compare import EXACT, compare_logits
 from lora_plugins_sdk.testing.conformance.context import Context
 from lora_plugins_sdk.testing.conformance.finding import Finding
-from lora_plugins_sdk.testing.conformance.observe.session import build_base, forward_logits
+from lora_plugins_sdk.testing.conformance.observe.session import build_base
 from lora_plugins_sdk.testing.conformance.problem import Problem, make_problem, peft_adapter
 from lora_plugins_sdk.testing.conformance.reference import base_directory
+from lora_plugins_sdk.testing.conformance.single.seen import Seen, compare_seen, forward_seen
 from lora_plugins_sdk.testing.conformance.subject import Subject
 from lora_plugins_sdk.testing.layout import Layout, current_run
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Life:
-    """Logits at each stage of an adapter's life, and what of the model differs at its end."""
+    """A forward at each stage of an adapter's life, and what of the model differs at its end."""
 
-    base: Tensor
-    on: Tensor
-    off: Tensor
-    off_after_inner: Tensor
-    on_again: Tensor
-    after_error: Tensor
-    detached: Tensor
-    attached_again: Tensor
+    base: Seen
+    on: Seen
+    off: Seen
+    off_after_inner: Seen
+    on_again: Seen
+    after_error: Seen
+    detached: Seen | None
+    attached_again: Seen | None
     differs: list[str]
     attached_twice: bool
+    failure: str
 
 
 def _live(subject: Subject, directory: Path, problem: Problem) -> _Life:
     model = build_base(subject, directory)
-    saved = peft_adapter(subject, problem.factors)
-    before, base = _traits(model), forward_logits(model, problem)
+    saved, sites = peft_adapter(subject, problem.factors), subject.site_modules()
+
+    def see() -> Seen:
+        return forward_seen(model, sites, problem)
 
     def put_on() -> None:
         attach(model, subject.selected, subject.hf_config, subject.lora(), current_run())
         import_adapter(model, saved)
 
+    before, base = _traits(model), see()
     put_on()
     twice = True
     try:
         attach(model, subject.selected, subject.hf_config, subject.lora(), current_run())
     except LoraError:
         twice = False
-    on = forward_logits(model, problem)
+    on = see()
+    with disable_adapters(model):
+        off = see()
+    on_again = see()
     with disable_adapters(model):
         with disable_adapters(model):
-            off = forward_logits(model, problem)
-        off_after_inner = forward_logits(model, problem)
-    on_again = forward_logits(model, problem)
-    try:
-        with disable_adapters(model):
-            raise KeyError
-    except KeyError:
-        after_error = forward_logits(model, problem)
+            see()
+        off_after_inner = see()
+    with suppress(KeyError), disable_adapters(model):
+        raise KeyError
+    after_error = see()
     detach(model)
-    after, detached = _traits(model), forward_logits(model, problem)
-    put_on()
+    after = _traits(model)
+    detached = attached_again = None
+    failure = ""
+    try:
+        detached = see()
+        put_on()
+        attached_again = see()
+    except Exception as error:  # what was left behind may break the forward in any way
+        failure = f"{type(error).__name__}: {error}"
     return _Life(
         base=base,
         on=on,
@@ -79,9 +91,10 @@ def _live(subject: Subject, directory: Path, problem: Problem) -> _Life:
         on_again=on_again,
         after_error=after_error,
         detached=detached,
-        attached_again=forward_logits(model, problem),
+        attached_again=attached_again,
         differs=[name for name in before.keys() | after.keys() if not _same(before.get(name), after.get(name))],
         attached_twice=twice,
+        failure=failure,
     )
 
 
@@ -108,33 +121,36 @@ def _same(left: Any, right: Any) -> bool:
 def _lived(context: Context) -> _Life:
     subject = context.subject
     arguments = (subject, base_directory(subject), make_problem(subject))
-    context.exercised(row.host_module for row in subject.table(RunFacts()).rows)
     return context.keep("life", lambda: context.world(_live, Layout(), *arguments)[0])
 
 
 def _disable(context: Context) -> Iterator[Finding]:
     life = _lived(context)
     leak = "the disabled adapter still acts: reference log-probs would be the policy's"
-    yield from compare_logits("logits while disabled", life.off, life.base, leak, bound=EXACT)
-    inner = "an inner disable_adapters ended the outer one"
-    yield from compare_logits("logits after a nested context", life.off_after_inner, life.base, inner, bound=EXACT)
-    for name, logits in (("a disabled context", life.on_again), ("an error within it", life.after_error)):
-        cause = "the adapter does not come back as it was"
-        yield from compare_logits(f"logits after {name}", logits, life.on, cause, bound=EXACT)
+    yield from compare_seen(context, "while disabled", life.off, life.base, leak)
+    stays = "the adapter does not come back as it was"
+    yield from compare_seen(context, "after a disabled context", life.on_again, life.on, stays)
+    inner = "the inner disable_adapters ended the outer one"
+    yield from compare_seen(context, "after a nested context", life.off_after_inner, life.off, inner)
+    error = "an error within the context leaves the adapter disabled"
+    yield from compare_seen(context, "after an error in a disabled context", life.after_error, life.on_again, error)
 
 
 def _detach(context: Context) -> Iterator[Finding]:
     life = _lived(context)
-    cause = "the detached adapter still acts"
-    yield from compare_logits("logits after detach", life.detached, life.base, cause, bound=EXACT)
     modules = {row.host_module for row in context.subject.table(RunFacts()).rows}
     for name in sorted(life.differs):
         site = next((module for module in modules if name.startswith(module)), None)
         yield Finding(what=f"model after detach: {name}", cause="is not what it was before attach", site=site)
-    cause = "attaching after a detach gives another model: something was patched twice"
-    yield from compare_logits("logits when attached again", life.attached_again, life.on, cause, bound=EXACT)
     if life.attached_twice:
         yield Finding(what="second attach", cause="is accepted while an adapter is attached: forwards patched twice")
+    if life.failure:
+        yield Finding(what="forward after detach, or after attaching again", cause=life.failure)
+    if life.detached is not None:
+        yield from compare_seen(context, "after detach", life.detached, life.base, "the detached adapter still acts")
+    if life.attached_again is not None:
+        cause = "attaching after a detach gives another model: something was patched twice"
+        yield from compare_seen(context, "when attached again", life.attached_again, life.on, cause)
 
 
 CHECKS = (

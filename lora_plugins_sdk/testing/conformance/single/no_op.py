@@ -13,13 +13,13 @@ from lora_plugins_sdk.attachment import attach
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.table import ParamRow
 from lora_plugins_sdk.testing.conformance.check import Check, Level
-from lora_plugins_sdk.testing.conformance.compare import EXACT, compare_logits
 from lora_plugins_sdk.testing.conformance.context import Context
 from lora_plugins_sdk.testing.conformance.finding import Finding, factor_finding
 from lora_plugins_sdk.testing.conformance.observe.observation import local_factors
-from lora_plugins_sdk.testing.conformance.observe.session import build_base, forward_logits
+from lora_plugins_sdk.testing.conformance.observe.session import build_base
 from lora_plugins_sdk.testing.conformance.problem import Problem, make_problem
 from lora_plugins_sdk.testing.conformance.reference import base_directory
+from lora_plugins_sdk.testing.conformance.single.seen import Seen, compare_seen, forward_seen
 from lora_plugins_sdk.testing.conformance.subject import Subject
 from lora_plugins_sdk.testing.layout import Layout, current_run
 
@@ -27,14 +27,14 @@ from lora_plugins_sdk.testing.layout import Layout, current_run
 _STRAY = 5 * 0.45
 
 
-def _before_and_after(subject: Subject, directory: Path, problem: Problem) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def _before_and_after(subject: Subject, directory: Path, problem: Problem) -> tuple[Seen, Seen, dict[str, Tensor]]:
     model = build_base(subject, directory)
-    before = forward_logits(model, problem)
+    before = forward_seen(model, subject.site_modules(), problem)
     adapter = attach(model, subject.selected, subject.hf_config, subject.lora(), current_run())
-    return before, forward_logits(model, problem), local_factors(adapter)
+    return before, forward_seen(model, subject.site_modules(), problem), local_factors(adapter)
 
 
-def _fresh(context: Context) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def _fresh(context: Context) -> tuple[Seen, Seen, dict[str, Tensor]]:
     subject = context.subject
     arguments = (subject, base_directory(subject), make_problem(subject))
     return context.keep("fresh", lambda: context.world(_before_and_after, Layout(), *arguments)[0])
@@ -42,14 +42,8 @@ def _fresh(context: Context) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
 
 def _no_op(context: Context) -> Iterator[Finding]:
     before, after, _ = _fresh(context)
-    context.exercised(row.host_module for row in context.subject.table(RunFacts()).rows)
-    yield from compare_logits(
-        "logits with a fresh adapter",
-        after,
-        before,
-        "B is not zero at the start, or the patched forward changes the base's own output",
-        bound=EXACT,
-    )
+    cause = "B is not zero at the start, or the patched forward changes the base's own output"
+    yield from compare_seen(context, "with a fresh adapter", after, before, cause)
 
 
 def _initial(context: Context) -> Iterator[Finding]:

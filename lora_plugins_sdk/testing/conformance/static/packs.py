@@ -35,10 +35,14 @@ def pack_problem(layout: BlockLayout, tp: int) -> str | None:
     for projection, count in enumerate(layout.rows):
         local = layout.host_rows // tp
         for rank in range(tp):
-            start, stop = layout.hf_slab(projection, rank, tp)
-            mine = [row for one, row in host[rank * local : (rank + 1) * local] if one == projection and row < count]
-            if mine != list(range(start, stop)):
-                return f"rank {rank} of {tp} holds rows {mine} of projection {projection}, not {start} to {stop - 1}"
+            mine = [row for one, row in host[rank * local : (rank + 1) * local] if one == projection]
+            first = rank * layout.padded_rows(projection) // tp
+            # Padding included: it comes after the last HF row, and nowhere else.
+            if mine != list(range(first, first + len(mine))):
+                return f"rank {rank} of {tp} holds rows {mine} of projection {projection}, not those from {first} on"
+            slab = (min(first, count), min(first + len(mine), count))
+            if layout.hf_slab(projection, rank, tp) != slab:
+                return f"hf_slab gives rank {rank} of {tp} other rows of projection {projection} than it holds, {slab}"
     return None
 
 
