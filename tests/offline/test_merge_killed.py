@@ -14,6 +14,7 @@ from offline_files import fingerprint, make_adapter, make_base
 from lora_plugins_sdk.offline.merge import merge, plan_merge
 
 
+@pytest.mark.slow
 def test_kill_at_every_touch_of_the_disk(tmp_path: Path) -> None:
     """SIGKILL for real: no half output under its name, inputs untouched, the next merge succeeds and cleans up."""
     script = Path(__file__).with_name("killed_merges.py")

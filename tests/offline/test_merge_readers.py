@@ -29,7 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import AutoModelForCausalLM, Qwen3Config
 
     torch.manual_seed(0)
-    config = load_plugin(architecture="qwen3").architecture.tiny_config
+    config: dict[str, Any] = dict(load_plugin(architecture="qwen3").architecture.tiny_config)
     model = AutoModelForCausalLM.from_config(Qwen3Config(**config))
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.1)
@@ -55,7 +55,7 @@ def peft_adapter(checkpoint: Path, directory: Path, **options: Any) -> Path:
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             parameter.data.normal_(std=0.2)
-    model.save_pretrained(directory)
+    model.save_pretrained(str(directory))
     return directory
 
 
