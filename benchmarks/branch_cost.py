@@ -110,7 +110,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     """Measure every size and write branch_cost.json."""
-    given = arguments(__doc__, rounds=7, more=options)
+    given = arguments(__doc__, rounds=9, more=options)
     prepare()
     rows = []
     for hidden in given.hidden:

@@ -52,7 +52,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def main() -> None:
     """Measure every size and write branch_forms.json."""
-    given = arguments(__doc__, rounds=7, more=options)
+    given = arguments(__doc__, rounds=15, more=options)
     prepare()
     rows: list[dict[str, Any]] = []
     goals = []
