@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+MODEL = ["--hidden", "64", "--layers", "1", "--vocab", "32", "--rank", "2"]
 SMALL = {
     "branch_cost": ["--hidden", "64", "--rank", "2", "4", "--tokens", "8", "--rounds", "1"],
     "branch_forms": ["--hidden", "64", "--rank", "2", "--tokens", "8", "--rounds", "1"],
     "communication": ["--hidden", "64", "--rank", "4", "--tokens", "8"],
-    "training_step": ["--hidden", "64", "--layers", "1", "--vocab", "32", "--rank", "2"]
-    + ["--sequences", "2", "--length", "8", "--rounds", "1"],
+    "training_step": [*MODEL, "--sequences", "2", "--length", "8", "--rounds", "1"],
 }
 
 
