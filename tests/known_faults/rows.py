@@ -145,7 +145,7 @@ ROWS = {
         tests=(
             f"{_QWEN3}/test_export_layouts.py::test_same_on_every_rank_of_every_topology",
             f"{_QWEN3}/test_lora_disagreement.py::test_a_lost_layer",
-            f"{_QWEN3}/test_lora_disagreement.py::test_stages_that_claim_the_same_layers",
+            f"{_HERE}/test_stages.py::test_a_layer_on_no_stage_or_on_two_is_refused",
             f"{_SDK}/test_attachment.py::test_a_host_that_cannot_carry_the_adapter_is_refused_unchanged",
         ),
         mutants=("one-stage-exported",),
