@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from lora_plugins_sdk.testing.conformance import Level, cases
+
 pytest_plugins = "pytester"
 
 THREE_LINES = """
@@ -17,21 +19,21 @@ class TestMine(PluginConformance):
 def test_three_lines(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_mine=THREE_LINES)
     result = pytester.runpytest_subprocess("--conformance-level", "0", "--update-table-snapshot", "-v")
-    result.assert_outcomes(passed=8, deselected=_cases_above_0())
+    result.assert_outcomes(passed=len(cases(Level.STATIC)), deselected=_above_0())
     result.stdout.fnmatch_lines(
         [
             "*::TestMine::test_static?packs? PASSED*",
             "*conformance of TestMine*",
             "CHECK*RESULT*linear_qkv*output_layer*",
             "packs *passed *all *all*",
-            "8 passed (L0 *",
+            f"{len(cases(Level.STATIC))} passed (L0 *",
             "NOT RUN L1 *: not asked for",
             "NOT RUN L3 *: not asked for",
         ]
     )
     assert (pytester.path / "qwen3.table.md").is_file()
     again = pytester.runpytest_subprocess("--conformance-level", "0", "-k", "snapshot")
-    again.assert_outcomes(passed=1, deselected=_cases_above_0() + 7)
+    again.assert_outcomes(passed=1, deselected=_above_0() + len(cases(Level.STATIC)) - 1)
 
 
 def test_ids_name_check_and_layout(pytester: pytest.Pytester) -> None:
@@ -54,7 +56,7 @@ def test_a_wrong_plugin_and_an_opt_out(pytester: pytest.Pytester, wrong_plugin: 
         + "    table_snapshot = 'accepted.md'\n"
     )
     result = pytester.runpytest_subprocess("-k", "peft-names or snapshot")
-    result.assert_outcomes(xfailed=1, failed=1, deselected=_cases_above_0() + 6)
+    result.assert_outcomes(xfailed=1, failed=1, deselected=_above_0() + len(cases(Level.STATIC)) - 2)
     result.stdout.fnmatch_lines(
         [
             "*accepted.md does not exist: write it with pytest --update-table-snapshot*",
@@ -70,18 +72,17 @@ def test_what_the_machine_has_not_is_skipped_with_the_reason(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     pytester.makepyfile(test_mine=THREE_LINES)
     result = pytester.runpytest_subprocess("-k", "test_device", "-rs")
-    result.assert_outcomes(skipped=2, deselected=_cases_above_0() + 8 - 2)
+    result.assert_outcomes(skipped=2, deselected=_above_0() + len(cases(Level.STATIC)) - 2)
     result.stdout.fnmatch_lines(["NOT RUN gpu: torch finds no CUDA device", "NOT RUN transformer-engine: *CUDA*"])
 
 
 def test_the_summary_survives_xdist(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_mine=THREE_LINES)
     result = pytester.runpytest_subprocess("-n", "1", "-k", "test_static and not snapshot")
-    result.assert_outcomes(passed=7)
-    result.stdout.fnmatch_lines(["*conformance of TestMine*", "packs *passed *all *all*", "7 passed (L0 *"])
+    passed = len(cases(Level.STATIC)) - 1
+    result.assert_outcomes(passed=passed)
+    result.stdout.fnmatch_lines(["*conformance of TestMine*", "packs *passed *all *all*", f"{passed} passed (L0 *"])
 
 
-def _cases_above_0() -> int:
-    from lora_plugins_sdk.testing.conformance import Level, cases
-
+def _above_0() -> int:
     return sum(len(cases(level)) for level in Level if level > 0)

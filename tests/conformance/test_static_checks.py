@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from lora_plugins_sdk import BlockLayout, Concat, ModelDims, SelectedPlugin
+from lora_plugins_sdk import BlockLayout, Concat, ModelDims, SelectedPlugin, hookimpl
+from lora_plugins_sdk.targets import candidates
 from lora_plugins_sdk.testing.conformance import Context, Level, Result, Subject, cases, run_case
 from lora_plugins_sdk.testing.conformance.static.packs import pack_problem
 
@@ -64,7 +65,9 @@ def test_slabs_in_another_order() -> None:
 
     layout = {"blocks": 2, "runs": (3, 2), "rows": (6, 4)}
     assert pack_problem(BlockLayout(**layout), 2) is None
-    assert "rank 0 of 2 holds rows [0, 1, 2] of projection 0, not 3 to 5" in str(pack_problem(Reversed(**layout), 2))
+    assert "hf_slab gives rank 0 of 2 other rows of projection 0 than it holds, (0, 3)" in str(
+        pack_problem(Reversed(**layout), 2)
+    )
 
 
 def test_names_of_another_layer(wrong_plugin: Path) -> None:
@@ -91,3 +94,19 @@ def test_snapshot(tmp_path: Path) -> None:
     assert "- | 0-3 | B | [44, 4]" in changed.findings[0].cause
     assert "+ | 0-3 | B | [48, 4]" in changed.findings[0].cause
     assert _check(subject, "snapshot").reason == "no snapshot file was named"
+
+
+def test_targets_that_pick_something_else() -> None:
+    subject = Subject.of("qwen3")
+    architecture = subject.selected.architecture
+
+    class AlwaysEverything:
+        @hookimpl
+        def lora_normalize_targets(self, hf_config: Any) -> frozenset[str]:
+            return frozenset(one.hf for one in candidates(architecture, hf_config))
+
+    subject.__dict__["selected"] = SelectedPlugin.of(architecture, AlwaysEverything())
+    findings = _check(subject, "targets").findings
+    texts = [str(finding) for finding in findings]
+    assert any("target all-linear" in text and "takes lm_head, which it does not name" in text for text in texts)
+    assert any("without q_proj" in text and "which is excluded" in text for text in texts)

@@ -44,7 +44,8 @@ def _picks(
         return
     expected = {one.hf: one.host for one in wanted}
     for name in sorted(picked ^ expected.keys()):
-        cause = f"leaves out {name}" if name in expected else f"takes {name}, which it does not name"
+        named = "is excluded" if excluded else "it does not name"
+        cause = f"leaves out {name}" if name in expected else f"takes {name}, which {named}"
         site = expected.get(name)
         yield Finding(what=_asked(targets, excluded, scope), site=site, projection=name, cause=cause)
 
