@@ -135,8 +135,7 @@ class Trainer:
             after = self.evaluate("eval/after")
             adapter = config.output / "adapter"
             exported = self.policy.export()
-            if dist.get_rank() == 0:
-                write_adapter(exported, adapter)
+            on_first_rank(lambda: write_adapter(exported, adapter))
             report.finish(reward_before=before, reward_after=after)
         self.engine.close()
         return TrainingResult(output=config.output, adapter=adapter, reward_before=before, reward_after=after)

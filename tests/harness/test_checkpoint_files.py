@@ -17,7 +17,7 @@ import pytest
 import torch
 from small_checkpoint import NAME, save, small_state, small_tensors
 
-from lora_harness.checkpoint import CheckpointDirectory, read_checkpoint, read_state
+from lora_harness.checkpoint import CheckpointDirectory, read_checkpoint, read_state, write_checkpoint
 from lora_harness.report.metrics_file import keep_rows
 from lora_harness.start import owned_output
 from lora_plugins_sdk.errors import LoraError
@@ -132,6 +132,17 @@ def test_a_disk_without_space_leaves_the_checkpoints_before(tmp_path, size):
     with full_disk(size), pytest.raises(LoraError, match=r"cannot be written .*-> give a writable"):
         save(tmp_path, 6, size=2048)
     assert os.listdir(tmp_path / "checkpoints") == ["step-000003"] and loads(tmp_path / "checkpoints/step-000003", 3)
+
+
+def test_a_run_that_diverged_does_not_push_good_checkpoints_out(tmp_path):
+    """B14: what holds NaN is not saved, also not when only a moment does."""
+    good = save(tmp_path, 3)
+    for moment in (True, False):
+        broken = small_tensors(6)
+        (broken.moments[f"exp_avg.{NAME}"] if moment else broken.adapter.tensors[NAME])[0, 0] = float("nan")
+        with pytest.raises(LoraError, match=f"is not written: .*{NAME} holds NaN"):
+            write_checkpoint(CheckpointDirectory(tmp_path).place(6), broken, small_state(6))
+    assert CheckpointDirectory(tmp_path).newest() == good
 
 
 @contextmanager
@@ -249,10 +260,11 @@ def test_an_adapter_of_a_checkpoint_is_a_peft_directory(tmp_path):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_torch_distributed_checkpoint_reads_the_moments(tmp_path):
     """The files are no format of our own: DCP's reader of safetensors takes them as they are, in whatever shards."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     path = save(tmp_path, 3)
     expected = small_tensors(3).moments
     found = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
-    dcp.load(found, storage_reader=dcp.HuggingFaceStorageReader(str(path)), no_dist=True)
+    load(found, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

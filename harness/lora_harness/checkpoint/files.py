@@ -49,8 +49,9 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint, state: RunState) -
         state: everything else; its `files` are filled in here.
 
     Raises:
-        LoraError: it cannot be written; nothing is left of it.
+        LoraError: it cannot be written, or holds NaN or infinite values; nothing is left of it.
     """
+    _refuse_not_finite(directory, checkpoint)
     with staged_directory(directory) as place:
         write_adapter(checkpoint.adapter, place / ADAPTER)
         moments = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.moments.items()}
@@ -82,6 +83,20 @@ def read_checkpoint(directory: Path, state: RunState) -> Checkpoint:
     except (SafetensorError, OSError) as error:
         raise LoraError(str(path), reason=f"cannot be loaded ({error})", cure=CURE) from error
     return Checkpoint(adapter=read_adapter(directory / ADAPTER), moments=moments)
+
+
+def _refuse_not_finite(directory: Path, checkpoint: Checkpoint) -> None:
+    """A run that diverged must not push its last good checkpoints out."""
+    tensors = {**checkpoint.adapter.tensors, **checkpoint.moments}
+    broken = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+    if broken:
+        raise LoraError(
+            str(directory),
+            reason=f"is not written: {broken[0]}"
+            + (f" and {len(broken) - 1} more tensors hold" if len(broken) > 1 else " holds")
+            + " NaN or infinite values",
+            cure="continue from an earlier checkpoint with a lower learning rate (--load-weights-only)",
+        )
 
 
 def _damage(directory: Path, state: RunState) -> Iterator[Diagnostic]:
