@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
 
-from lora_plugins_sdk import LoraAdapter, ParamRow, SelectedPlugin, gather, peft_export, peft_import
+from lora_plugins_sdk import LoraAdapter, ParamRow, SelectedPlugin, gather, peft_export, peft_import, scatter
 from lora_plugins_sdk.factors import LoraFactors
 from mutants.mutant import seeded
 from mutants.places import FC1, HEAD, PP2, PROJ, QKV, TP2
@@ -25,8 +24,8 @@ def _key(row: ParamRow, module: str, factor: str) -> bool:
 def one_tensor_skipped() -> Iterator[None]:
     """The export leaves one tensor out."""
 
-    def skip(right: Any, adapter: Any) -> dict[ParamRow, torch.Tensor]:
-        return {row: tensor for row, tensor in right(adapter).items() if not _key(row, PROJ, "B")}
+    def skip(right: Any, adapter: Any, *of: Any) -> dict[ParamRow, torch.Tensor]:
+        return {row: tensor for row, tensor in right(adapter, *of).items() if not _key(row, PROJ, "B")}
 
     with wrapped(peft_export, "gather_factors", skip):
         yield
@@ -36,11 +35,11 @@ def one_tensor_skipped() -> Iterator[None]:
 def export_shares_memory() -> Iterator[None]:
     """An exported tensor is the parameter's own memory."""
 
-    def share(right: Any, adapter: Any) -> dict[str, torch.Tensor]:
+    def share(right: Any, adapter: Any, *of: Any) -> dict[str, torch.Tensor]:
         own = {
             row.init_key: one.local(row) for one in adapter.factors() for row in one.plan.rows if _key(row, FC1, "B")
         }
-        return right(adapter) | own
+        return right(adapter, *of) | own
 
     with wrapped(gather, "_over_tensor_parallel", share):
         yield
@@ -50,8 +49,8 @@ def export_shares_memory() -> Iterator[None]:
 def shards_joined_in_the_wrong_order() -> Iterator[None]:
     """The gathered shards of one B are joined last rank first."""
 
-    def swap(right: Any, adapter: Any) -> dict[str, torch.Tensor]:
-        full = right(adapter)
+    def swap(right: Any, adapter: Any, *of: Any) -> dict[str, torch.Tensor]:
+        full = right(adapter, *of)
         keys = [row.init_key for row in adapter.table.rows if _key(row, FC1, "B")] if adapter.run.facts.tp > 1 else []
         return full | {key: torch.cat(full[key].chunk(2)[::-1]) for key in keys}
 
@@ -63,8 +62,8 @@ def shards_joined_in_the_wrong_order() -> Iterator[None]:
 def padding_exported() -> Iterator[None]:
     """The rows by which TP pads the vocabulary are exported."""
 
-    def pad(right: Any, adapter: Any) -> dict[str, torch.Tensor]:
-        full, rank = right(adapter), adapter.table.lora.rank
+    def pad(right: Any, adapter: Any, *of: Any) -> dict[str, torch.Tensor]:
+        full, rank = right(adapter, *of), adapter.table.lora.rank
         keys = [row.init_key for row in adapter.table.rows if _key(row, HEAD, "B")] if adapter.run.facts.tp > 1 else []
         return full | {key: torch.cat([full[key], torch.zeros(1, rank)]) for key in keys}
 
@@ -76,8 +75,8 @@ def padding_exported() -> Iterator[None]:
 def one_stage_exported() -> Iterator[None]:
     """The export holds the layers of the first pipeline stage only."""
 
-    def first_stage(right: Any, adapter: Any) -> dict[ParamRow, torch.Tensor]:
-        full = right(adapter)
+    def first_stage(right: Any, adapter: Any, *of: Any) -> dict[ParamRow, torch.Tensor]:
+        full = right(adapter, *of)
         return {row: full[row] for row in full if adapter.stages[row.host_module] == 0 or row.host_module == HEAD}
 
     with wrapped(peft_export, "gather_factors", first_stage):
@@ -89,8 +88,8 @@ def stale_export() -> Iterator[None]:
     """One tensor is exported as it was at the first export."""
     first: dict[str, torch.Tensor] = {}
 
-    def keep(right: Any, adapter: Any) -> dict[ParamRow, torch.Tensor]:
-        full = right(adapter)
+    def keep(right: Any, adapter: Any, *of: Any) -> dict[ParamRow, torch.Tensor]:
+        full = right(adapter, *of)
         return {
             row: first.setdefault(row.init_key, tensor.clone()) if _key(row, QKV, "A") else tensor
             for row, tensor in full.items()
@@ -105,8 +104,8 @@ def export_from_before_the_steps() -> Iterator[None]:
     """One tensor is exported as it was imported, whatever was trained since."""
     seen: dict[str, list[torch.Tensor]] = {}
 
-    def keep(right: Any, adapter: Any) -> dict[ParamRow, torch.Tensor]:
-        full = right(adapter)
+    def keep(right: Any, adapter: Any, *of: Any) -> dict[ParamRow, torch.Tensor]:
+        full = right(adapter, *of)
         for row, tensor in full.items():
             if _key(row, QKV, "A"):
                 past = seen.setdefault(row.init_key, [])
@@ -122,8 +121,8 @@ def export_from_before_the_steps() -> Iterator[None]:
 def export_transposed_in_memory() -> Iterator[None]:
     """One B is exported with its memory read as the transpose; the shape fits."""
 
-    def turn(right: Any, adapter: Any) -> dict[ParamRow, torch.Tensor]:
-        full = right(adapter)
+    def turn(right: Any, adapter: Any, *of: Any) -> dict[ParamRow, torch.Tensor]:
+        full = right(adapter, *of)
         return {
             row: one.reshape(one.shape[::-1]).t().contiguous() if _key(row, FC1, "B") else one
             for row, one in full.items()
@@ -136,12 +135,11 @@ def export_transposed_in_memory() -> Iterator[None]:
 @seeded("round-trip", imitates="B17", site=PROJ, factor="B")
 def import_keeps_old_values() -> Iterator[None]:
     """An import does not reach one factor, which keeps what it held."""
-    right = LoraFactors.local
 
-    def copied(factors: LoraFactors, row: ParamRow) -> torch.Tensor:
-        return right(factors, row).clone() if _key(row, PROJ, "B") else right(factors, row)
+    def copied(right: Any, factors: LoraFactors, row: ParamRow, *of: Any) -> torch.Tensor:
+        return right(factors, row, *of).clone() if _key(row, PROJ, "B") else right(factors, row, *of)
 
-    with patch.object(LoraFactors, "local", copied):
+    with wrapped(LoraFactors, "local", copied):
         yield
 
 
@@ -173,16 +171,12 @@ def import_replaces_the_parameters() -> Iterator[None]:
 @seeded("fold", imitates="B2", site=FC1)
 def stacked_in_another_order() -> Iterator[None]:
     """Gate's and up's A are stored in the other order than the branch reads them."""
-    right = LoraFactors.local
 
-    def other(factors: LoraFactors, row: ParamRow) -> torch.Tensor:
-        if not _key(row, FC1, "A"):
-            return right(factors, row)
-        rank = row.local_shape[0]
-        at = rank - row.stacked_at
-        return factors.a.detach()[at : at + rank]
+    def other(right: Any, factors: LoraFactors, row: ParamRow, *of: Any) -> torch.Tensor:
+        at = row.local_shape[0] - row.stacked_at
+        return right(factors, replace(row, stacked_at=at) if _key(row, FC1, "A") else row, *of)
 
-    with patch.object(LoraFactors, "local", other):
+    with wrapped(LoraFactors, "local", other):
         yield
 
 
@@ -194,7 +188,7 @@ def import_cuts_the_other_rank_s_shard() -> Iterator[None]:
         split = row.full_shape[1] != row.local_shape[1]
         return right(row, full, 1 - tp_rank if _key(row, PROJ, "A") and split else tp_rank)
 
-    with wrapped(peft_import, "shard", cut):
+    with wrapped(scatter, "shard", cut):
         yield
 
 

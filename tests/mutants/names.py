@@ -12,10 +12,10 @@ from typing import Any
 from unittest.mock import patch
 
 import lora_plugin_qwen3
-from lora_plugins_sdk import LoraConfig, ParamRow, RunFacts, SelectedPlugin
+from lora_plugins_sdk import LoraConfig, ParamRow, RunFacts, SelectedPlugin, host_modules
 from lora_plugins_sdk.testing.conformance import Level
 from mutants.mutant import seeded
-from mutants.places import ANYWHERE, FC1
+from mutants.places import FC1, PP2
 from mutants.seams import rows_changed, wrapped
 
 _LAST = "decoder.layers.3.mlp.linear_fc2"
@@ -68,7 +68,7 @@ def factors_on_two_linears() -> Iterator[None]:
         yield
 
 
-@seeded("targets", level=Level.STATIC, imitates="B29", site=ANYWHERE, words="exclu")
+@seeded("targets", level=Level.STATIC, imitates="B29", words="which it does not name")
 def exclusion_ignored() -> Iterator[None]:
     """`exclude_modules` has no effect."""
 
@@ -93,4 +93,11 @@ def plugin_imports_torch() -> Iterator[None]:
     with TemporaryDirectory() as folder, patch.object(sys, "path", [folder, *sys.path]):
         main = copytree(real, Path(folder, real.name)) / "__init__.py"
         main.write_text(main.read_text().replace("annotations\n", "annotations\n\nimport torch\n", 1))
+        yield
+
+
+@seeded("completes", PP2, imitates="B22", words="decoder.layers.2.self_attention.linear_qkv and 7 more")
+def layers_counted_per_stage() -> Iterator[None]:
+    """The second pipeline stage numbers its layers from 0."""
+    with wrapped(host_modules, "_global_layer", lambda right, chunk, name, path, match: int(match.group(2))):
         yield

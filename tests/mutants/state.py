@@ -132,39 +132,42 @@ def branch_rounds_the_base_output() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _disabled(first_only: bool, comes_back: bool) -> Iterator[None]:
+def _disabled(within: bool, after: bool | None) -> Any:
+    """`disable_adapters` that at one site leaves `enabled` so within the context, and after it (None: as it was)."""
+
     @contextmanager
     def disabled(made: LoraAdapter) -> Iterator[None]:
-        some = [one for one in made.factors() if not first_only or one.plan.host_module != FC2]
-        for factors in some:
-            factors.enabled = False
-        yield
-        for factors in some:
-            factors.enabled = comes_back or factors.plan.host_module != FC2
+        before = [(factors, factors.enabled) for factors in made.factors()]
+        try:
+            for factors, _ in before:
+                factors.enabled = within and factors.plan.host_module == FC2
+            yield
+        finally:
+            for factors, enabled in before:
+                wrong = factors.plan.host_module == FC2 and after is not None
+                factors.enabled = bool(after) if wrong else enabled
 
-    with patch.object(LoraAdapter, "disabled", disabled):
-        yield
+    return patch.object(LoraAdapter, "disabled", disabled)
 
 
 @seeded("disable", imitates="B43", site=FC2, words="while disabled")
 def disable_leaks() -> Iterator[None]:
     """One site stays on while adapters are disabled: reference log-probs are the policy's."""
-    with _disabled(first_only=True, comes_back=True):
+    with _disabled(within=True, after=None):
         yield
 
 
 @seeded("disable", imitates="B43", site=FC2, words="after a disabled context")
 def disable_does_not_end() -> Iterator[None]:
     """One site stays off after the context is left."""
-    with _disabled(first_only=False, comes_back=False):
+    with _disabled(within=False, after=False):
         yield
 
 
-@seeded("disable", imitates="B43", words="after a nested context")
+@seeded("disable", imitates="B43", site=FC2, words="after a nested context")
 def inner_disable_ends_the_outer() -> Iterator[None]:
-    """The inner of two nested contexts turns the adapter on for both, and an error leaves it off."""
-    with _disabled(first_only=False, comes_back=True):
+    """The inner of two nested contexts turns one site on for both."""
+    with _disabled(within=False, after=True):
         yield
 
 
