@@ -106,6 +106,18 @@ def test_a_file_that_is_none(place: Path, file: str, name: str) -> None:
     check(list(refusals(place)))
 
 
+@pytest.mark.parametrize("way", ["../elsewhere/{}", "assets/../../elsewhere/{}", "{place}/elsewhere/{}", "./{}"])
+def test_an_index_that_leads_to_good_files_elsewhere(place: Path, way: str) -> None:
+    """Only the way there is wrong: every tensor would be found."""
+    index = json.loads((place / INDEX).read_text())
+    shutil.copytree(place / "base", place / "elsewhere")
+    index["weight_map"] = {name: way.format(file, place=place) for name, file in index["weight_map"].items()}
+    (place / INDEX).write_text(json.dumps(index))
+    with pytest.raises(LoraError, match=r"names '.*', which is not in the directory"):
+        merged(place)
+    check(list(refusals(place)))
+
+
 def test_there_are_enough_of_them() -> None:
     """The issue asks for a hundred."""
     assert len(CONTENTS) + len(MISPLACED) > 200

@@ -285,3 +285,14 @@ def test_a_dtype_in_the_config_is_no_weight(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert config["torch_dtype"] == config["dtype"] == config["text_config"]["dtype"] == "bfloat16"
     assert config["other"] == config["quantization_note"]["dtype"] == "float32"
+
+
+def test_a_fold_that_was_not_made_discards_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B31, B36: what was wired is counted; one that was skipped is an error and not a weaker adapter."""
+    plain = merge_module.write_shard
+
+    def skipping(source: Any, target: Path, folds: dict[str, Any], **more: Any) -> dict[str, float]:
+        return plain(source, target, {name: fold for name, fold in folds.items() if name != W}, **more)
+
+    monkeypatch.setattr(merge_module, "write_shard", skipping)
+    assert "1 of 7 factor pairs: were not folded: model.layers.0.mlp.up_proj" in str(refused(tmp_path))
