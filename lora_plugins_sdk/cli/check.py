@@ -94,7 +94,7 @@ def _run(context: Context, levels: list[Level], *, text: bool, verbose: bool) ->
 
 def _print_report(context: Context, results: list[Result], asked: list[Level]) -> None:
     from lora_plugins_sdk.testing.conformance.coverage import coverage_of
-    from lora_plugins_sdk.testing.conformance.report import failure_text, not_asked, summary_lines, unseen_lines
+    from lora_plugins_sdk.testing.conformance.report import failure_text, not_run_lines, summary_lines, unseen_lines
 
     sites = context.subject.site_modules()
     for one in results:
@@ -103,5 +103,5 @@ def _print_report(context: Context, results: list[Result], asked: list[Level]) -
     print("\n== sites x checks: how many of a site's linears each check measured")
     print_table(*coverage_of(sites, results).table())
     print()
-    for line in [*summary_lines(results), *not_asked(asked), *unseen_lines(sites, results)]:
+    for line in [*summary_lines(results), *not_run_lines(asked), *unseen_lines(sites, results)]:
         print(line)

@@ -16,6 +16,7 @@ def test_text(lora_plugins: Command) -> None:
     assert "packs" in result.out and "linear_qkv" in result.out
     assert "NOT RUN snapshot: no snapshot file was named" in result.out
     assert "NOT RUN L2 parallel layouts against one process: not asked for" in result.out
+    assert "NOT COVERED serving" in result.out
 
 
 def test_json_is_all_that_is_printed(lora_plugins: Command, wrong_plugin: Path) -> None:

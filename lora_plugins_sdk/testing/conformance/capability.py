@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 
-from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
+from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 
 CAPABILITIES: Mapping[str, str] = {
     "tensor-parallel": "runs with TP above 1",
@@ -45,8 +45,3 @@ def check_lacks(lacks: Mapping[str, str]) -> None:
                 Diagnostic(subject=f"lacks {name!r}", reason="gives no reason", cure="say why the plugin lacks it")
             )
     raise_if_any("invalid opt-outs:", found)
-
-
-def unknown_capability(name: str) -> LoraError:
-    """The error for a check that needs something which is no capability."""
-    return LoraError(f"capability {name!r}", reason="is not declared", cure="add it to CAPABILITIES")

@@ -25,6 +25,9 @@ _FAMILIES = {
     Level.DEVICE: ("device.cuda",),
 }
 
+NOT_COVERED = {"serving": "no check starts SGLang, so that it reads an export as PEFT does is not shown here"}
+"""What a reader might take for checked and is not, with the reason; every report says it."""
+
 
 def checks(level: Level) -> tuple[Check, ...]:
     """The checks of one level, in the order in which they are run."""

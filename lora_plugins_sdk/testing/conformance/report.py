@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from lora_plugins_sdk.testing.conformance.catalogue import NOT_COVERED
 from lora_plugins_sdk.testing.conformance.check import Level, Result, Status
 from lora_plugins_sdk.testing.conformance.coverage import coverage_of
 
@@ -46,10 +47,13 @@ def unseen_lines(sites: Mapping[str, Sequence[str]], results: Iterable[Result]) 
     return [f"NOT EXERCISED {path}: no check measured it" for path in coverage_of(sites, results).unseen()]
 
 
-def not_asked(levels: Iterable[Level]) -> list[str]:
-    """One line for each level that nobody asked for."""
+def not_run_lines(levels: Iterable[Level]) -> list[str]:
+    """One line for each level that nobody asked for, and for what no level covers."""
     asked = set(levels)
-    return [f"NOT RUN {level.title}: not asked for" for level in Level if level not in asked]
+    return [
+        *(f"NOT RUN {level.title}: not asked for" for level in Level if level not in asked),
+        *(f"NOT COVERED {name}: {reason}" for name, reason in NOT_COVERED.items()),
+    ]
 
 
 def as_json(sites: Mapping[str, Sequence[str]], results: Sequence[Result], levels: Iterable[Level]) -> dict[str, Any]:
@@ -66,5 +70,6 @@ def as_json(sites: Mapping[str, Sequence[str]], results: Sequence[Result], level
             "not_exercised": coverage.unseen(),
         },
         "not_run": [one.case.id for one in results if one.status is Status.NOT_RUN],
+        "not_covered": dict(NOT_COVERED),
         "levels_not_asked_for": [int(level) for level in Level if level not in set(levels)],
     }

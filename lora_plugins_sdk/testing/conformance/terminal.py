@@ -7,7 +7,7 @@ from typing import Any
 
 from lora_plugins_sdk.testing.conformance.check import Level, Result
 from lora_plugins_sdk.testing.conformance.coverage import coverage_of
-from lora_plugins_sdk.testing.conformance.report import not_asked, summary_lines, unseen_lines
+from lora_plugins_sdk.testing.conformance.report import not_run_lines, summary_lines, unseen_lines
 from lora_plugins_sdk.testing.conformance.run import cases
 
 
@@ -25,7 +25,7 @@ def suite_lines(records: Sequence[Mapping[str, Any]], highest: int) -> list[str]
         *coverage_lines(sites, results),
         "",
         *summary_lines(results),
-        *not_asked(asked),
+        *not_run_lines(asked),
         *unseen_lines(sites, results),
     ]
 
