@@ -81,13 +81,12 @@ ROWS = {
     ),
     "B8": Row(
         cure="a row-parallel branch sums its r-wide product once; factors are not marked `sequence_parallel`",
-        mutants=("host-sums-again", "row-sum-missing", "copy-region-doubled"),
+        mutants=("host-sums-again", "tag-on-complete-b", "row-sum-missing", "copy-region-doubled"),
         open=f"overlap of shared experts: {_NO_EXPERTS}",
     ),
     "B9": Row(
         cure="REPLICATED sites: no partition dim, sums over TP under SP",
         tests=(f"{_SDK}/test_replicated_world.py::test_replicated_site",),
-        mutants=("tag-on-complete-a", "tag-on-complete-b"),
     ),
     "B10": Row(
         cure="`full_initial_factor` bounds A by the full fan-in",

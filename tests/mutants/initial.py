@@ -61,7 +61,7 @@ def spread_of_the_local_fan_in() -> Iterator[None]:
         yield
 
 
-@seeded("initial", imitates="one generator state for every layer", site=ANYWHERE, factor="A", words="one key for both")
+@seeded("initial", imitates="one state for all", site=ANYWHERE, factor="A", words="one key for both")
 def one_draw_for_all_layers() -> Iterator[None]:
     """The name does not enter the seed, so equal shapes get equal values."""
 

@@ -22,7 +22,7 @@ class Mutant:
     Args:
         name: of the fault, in words.
         fault: what it does.
-        imitates: row of known-faults.md, or whose mistake it is.
+        imitates: row of the list of known faults, or the mistake in words.
         around: `package.module:factory` of the context manager that seeds it.
         level: where the kit must catch it.
         check: the check that must fail.

@@ -56,7 +56,7 @@ def gate_loaded_twice() -> Iterator[None]:
         yield
 
 
-@seeded("pairs", level=Level.STATIC, imitates="a pair over two linears", site=FC1, words="B on")
+@seeded("pairs", level=Level.STATIC, imitates="a pair torn apart", site=FC1, words="B on")
 def factors_on_two_linears() -> Iterator[None]:
     """The B of up lies on another linear than its A."""
 
@@ -68,7 +68,7 @@ def factors_on_two_linears() -> Iterator[None]:
         yield
 
 
-@seeded("targets", level=Level.STATIC, imitates="B29", words="which it does not name")
+@seeded("targets", level=Level.STATIC, imitates="B29", words="is excluded")
 def exclusion_ignored() -> Iterator[None]:
     """`exclude_modules` has no effect."""
 
@@ -79,14 +79,14 @@ def exclusion_ignored() -> Iterator[None]:
         yield
 
 
-@seeded("hooks", level=Level.STATIC, imitates="B20: hook missed", words="would never be called")
+@seeded("hooks", level=Level.STATIC, imitates="hook missed (B20)", words="would never be called")
 def hook_not_marked() -> Iterator[None]:
     """The plugin has a function named like a hook that nothing marks as one."""
     with patch.object(lora_plugin_qwen3, "lora_hf_name", lambda row: row.hf_module, create=True):
         yield
 
 
-@seeded("torch-free", level=Level.STATIC, imitates="import of torch for a list", words="imports torch")
+@seeded("torch-free", level=Level.STATIC, imitates="heavy import", words="imports torch")
 def plugin_imports_torch() -> Iterator[None]:
     """The plugin imports torch when it is loaded."""
     real = Path(lora_plugin_qwen3.__file__).parent

@@ -68,7 +68,7 @@ def halves_declared_in_the_wrong_order() -> Iterator[None]:
         yield
 
 
-@seeded("fold", imitates="SGLang: k and v exchanged", site="decoder.layers.0.self_attention.linear_qkv")
+@seeded("fold", imitates="order of a pack (B2)", site="decoder.layers.0.self_attention.linear_qkv")
 def key_and_value_exchanged() -> Iterator[None]:
     """The plugin declares v before k, for the base and the adapter."""
     site = _site("linear_qkv")
@@ -77,7 +77,7 @@ def key_and_value_exchanged() -> Iterator[None]:
         yield
 
 
-@seeded("widths", imitates="a width read off another key", site="*.linear_fc1", words="output width", here=True)
+@seeded("widths", imitates="width of another key", site="*.linear_fc1", words="output width", here=True)
 def width_of_another_projection() -> Iterator[None]:
     """The plugin declares gate and up as wide as the hidden state."""
     site = _site("linear_fc1")
@@ -85,7 +85,7 @@ def width_of_another_projection() -> Iterator[None]:
         yield
 
 
-@seeded("base", imitates="a norm of the base mixed up", words="base_weights")
+@seeded("base", imitates="names mixed up", words="base_weights")
 def query_and_key_norms_exchanged() -> Iterator[None]:
     """The plugin names the query's norm where the key's belongs, and the reverse."""
     names = {"q_norm": "k_norm", "k_norm": "q_norm"}

@@ -34,7 +34,7 @@ def reduction_twice() -> Iterator[None]:
         yield
 
 
-@seeded("gradients", TP2_SP, imitates="verl: mean in place of sum", site=ANYWHERE, words="an average was taken")
+@seeded("gradients", TP2_SP, imitates="mean in place of sum", site=ANYWHERE, words="an average was taken")
 def reduction_averages() -> Iterator[None]:
     """Gradients of replicated factors are averaged over TP."""
 
@@ -85,7 +85,7 @@ def average_over_dp_twice() -> Iterator[None]:
 
 
 @seeded("replicas", TP2_SP, site=ANYWHERE, words="ranks drift apart")
-@seeded("two-steps", TP2_SP, imitates="B3: right at first, wrong from step 2", site=ANYWHERE)
+@seeded("two-steps", TP2_SP, imitates="B3", site=ANYWHERE)
 def reduction_in_the_first_step_only() -> Iterator[None]:
     """The sum over TP is done once and then never again."""
     done: list[Any] = []

@@ -69,7 +69,7 @@ def row_sum_missing() -> Iterator[None]:
         yield
 
 
-@seeded("outputs", TP2_SP, imitates="miles: local slice under SP", site=PROJ, words="region")
+@seeded("outputs", TP2_SP, imitates="a slice in place of a sum", site=PROJ, words="region")
 def reduce_scatter_is_a_local_slice() -> Iterator[None]:
     """Under SP a row-parallel branch keeps its own tokens of its own partial product and never sums."""
     with _region(PROJ, forward=_own_slice):
@@ -90,7 +90,7 @@ def scatter_in_the_wrong_rank_order() -> Iterator[None]:
         yield
 
 
-@seeded("input-gradients", TP2_SP, imitates="verl: gather of the hidden-wide input", site=QKV, words="region")
+@seeded("input-gradients", TP2_SP, imitates="a slice in place of a sum", site=QKV, words="region")
 def hidden_wide_gather_splits_its_gradient() -> Iterator[None]:
     """The hidden-wide input is gathered in place of the r-wide product; backward takes a slice and sums nothing."""
     from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
@@ -110,7 +110,7 @@ def hidden_wide_gather_splits_its_gradient() -> Iterator[None]:
         yield
 
 
-@seeded("completes", TP2, imitates="B40: hang", words="not done after 6 s", seconds=6.0)
+@seeded("completes", TP2, imitates="ranks part ways (B40)", words="not done after 6 s", seconds=6.0)
 def one_rank_never_joins_the_sum() -> Iterator[None]:
     """One rank waits in a sum over TP that the other never enters."""
 

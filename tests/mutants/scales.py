@@ -22,7 +22,7 @@ def _scale(formula: Any) -> Any:
 
 
 @seeded("merge", words="merging the adapter")
-@seeded("fold", imitates="SG slot-0 scale (B41)", site=_FIRST, words="alpha was left out")
+@seeded("fold", imitates="alpha left out", site=_FIRST, words="alpha was left out")
 def alpha_forgotten() -> Iterator[None]:
     """The delta is scaled by 1 / rank."""
     with _scale(lambda lora: 1 / lora.rank):
@@ -44,7 +44,7 @@ def scale_applied_twice() -> Iterator[None]:
         yield
 
 
-@seeded("fold-gradients", imitates="MB: scale in the forward only", site=ANYWHERE, words="was not applied")
+@seeded("fold-gradients", imitates="scale in forward only", site=ANYWHERE, words="was not applied")
 def scale_missing_in_the_backward() -> Iterator[None]:
     """The factors' gradients lack the scale."""
 

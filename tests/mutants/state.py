@@ -31,21 +31,21 @@ def _handle(made: LoraAdapter, module: str) -> SiteHandle:
     return next(one for one in made.handles if one.plan.host_module == module)
 
 
-@seeded("frozen", imitates="base weights left trainable", site=FC1, words="optimizer would train it")
+@seeded("frozen", imitates="base trains", site=FC1, words="optimizer would train it")
 def base_weight_not_frozen() -> Iterator[None]:
     """One weight of the base still requires a gradient."""
     with _after_attach(lambda made: _handle(made, FC1).module.weight.requires_grad_(True)):
         yield
 
 
-@seeded("frozen", imitates="norms left trainable", site=QKV, words="optimizer would train it")
+@seeded("frozen", imitates="base trains", site=QKV, words="optimizer would train it")
 def base_norm_not_frozen() -> Iterator[None]:
     """The norm weight within one linear still requires a gradient."""
     with _after_attach(lambda made: _handle(made, QKV).module.layer_norm_weight.requires_grad_(True)):
         yield
 
 
-@seeded("fold", imitates="double patch (B24)", site=FC2, words="factor 2")
+@seeded("fold", imitates="patched twice", site=FC2, words="patched twice")
 def forward_patched_twice() -> Iterator[None]:
     """One linear's forward is patched twice, so it adds its delta twice."""
 
@@ -57,7 +57,7 @@ def forward_patched_twice() -> Iterator[None]:
         yield
 
 
-@seeded("fold", imitates="norm skipped by the branch", site=QKV)
+@seeded("fold", imitates="norm skipped", site=QKV)
 def branch_reads_the_input_before_its_norm() -> Iterator[None]:
     """At a linear with a fused norm the branch multiplies the input as it was before the norm."""
 
@@ -150,28 +150,28 @@ def _disabled(within: bool, after: bool | None) -> Any:
     return patch.object(LoraAdapter, "disabled", disabled)
 
 
-@seeded("disable", imitates="B43", site=FC2, words="while disabled")
+@seeded("disable", imitates="reference is the policy", site=FC2, words="while disabled")
 def disable_leaks() -> Iterator[None]:
     """One site stays on while adapters are disabled: reference log-probs are the policy's."""
     with _disabled(within=True, after=None):
         yield
 
 
-@seeded("disable", imitates="B43", site=FC2, words="after a disabled context")
+@seeded("disable", imitates="reference is the policy", site=FC2, words="after a disabled context")
 def disable_does_not_end() -> Iterator[None]:
     """One site stays off after the context is left."""
     with _disabled(within=False, after=False):
         yield
 
 
-@seeded("disable", imitates="B43", site=FC2, words="after a nested context")
+@seeded("disable", imitates="reference is the policy", site=FC2, words="after a nested context")
 def inner_disable_ends_the_outer() -> Iterator[None]:
     """The inner of two nested contexts turns one site on for both."""
     with _disabled(within=False, after=True):
         yield
 
 
-@seeded("detach", imitates="norm output left on", site=QKV, words="return_layernorm_output")
+@seeded("detach", imitates="detach incomplete", site=QKV, words="return_layernorm_output")
 def detach_leaves_the_norm_output_on() -> Iterator[None]:
     """After detach one linear still returns its normed input beside its output."""
 
@@ -184,7 +184,7 @@ def detach_leaves_the_norm_output_on() -> Iterator[None]:
         yield
 
 
-@seeded("detach", imitates="base left frozen", site=FC1, words="requires_grad")
+@seeded("detach", imitates="detach incomplete", site=FC1, words="requires_grad")
 def detach_leaves_the_base_frozen() -> Iterator[None]:
     """After detach one weight of the base does not train any more."""
 
@@ -228,7 +228,7 @@ def dropout_in_evaluation() -> Iterator[None]:
         yield
 
 
-@seeded("dropout-recompute", imitates="recompute with another mask", site=ANYWHERE)
+@seeded("dropout-recompute", imitates="another mask", site=ANYWHERE)
 def recompute_draws_another_mask() -> Iterator[None]:
     """The mask comes from a generator of its own, which recompute does not rewind."""
     generator = torch.Generator().manual_seed(0)

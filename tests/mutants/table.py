@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lora_plugins_sdk.testing.conformance import Finding
 from mutants.hunt import Verdict
 
-_WIDEST = 110
+_WIDEST = 150
 _COLUMNS = ("MUTANT", "IMITATES", "KILLED BY", "FINDING")
 
 
 def row(verdict: Verdict) -> dict[str, Any]:
     """A verdict in built-in types, which travel between processes."""
     mutant = verdict.mutant
-    finding = str(verdict.by).splitlines()[0] if verdict.killed else "-"
-    cells = (mutant.name, mutant.imitates, mutant.case if verdict.killed else f"LIVES ({mutant.case})", finding)
-    return {"cells": [cell if len(cell) <= _WIDEST else f"{cell[: _WIDEST - 3]}..." for cell in cells]} | {
-        "killed": verdict.killed,
-        "seconds": verdict.result.seconds,
-    }
+    by = mutant.case if verdict.killed else f"LIVES ({mutant.case})"
+    cells = [mutant.name, mutant.imitates, by, _summary(verdict.by) if verdict.killed else "-"]
+    return {"cells": cells, "killed": verdict.killed, "seconds": verdict.result.seconds}
+
+
+def _summary(finding: Finding | None) -> str:
+    """One line: the place, then the cause as far as it fits."""
+    assert finding is not None, "a killed mutant has a finding"
+    place = " ".join(part for part in (finding.what, finding.site, finding.factor) if part)
+    line = f"{place}: {finding.cause.splitlines()[0]}"
+    return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..."
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:

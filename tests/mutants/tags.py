@@ -48,14 +48,14 @@ def tag_dropped_from_row_b() -> Iterator[None]:
         yield
 
 
-@seeded("gradients", TP2, imitates="B9", site=FC1, factor="A", words="a wrong tag")
+@seeded("gradients", TP2, imitates="B8", site=FC1, factor="A", words="a wrong tag")
 def tag_on_complete_a() -> Iterator[None]:
     """Without SP the A of a column-parallel linear, complete on every rank, is summed over TP all the same."""
     with _tag(FC1, "A", "tp"):
         yield
 
 
-@seeded("gradients", TP2, imitates="B9", site=FC2, factor="B", words="a wrong tag")
+@seeded("gradients", TP2, imitates="B8", site=FC2, factor="B", words="a wrong tag")
 def tag_on_complete_b() -> Iterator[None]:
     """Without SP the B of a row-parallel linear, complete on every rank, is summed over TP all the same."""
     with _tag(FC2, "B", "tp"):

@@ -23,7 +23,7 @@ EXACT = 0.0
 def scale_ratios(lora: LoraConfig) -> dict[float, str]:
     """What it means when a delta, or a gradient, is off by one of these factors."""
     alpha, rank, scale = lora.alpha, lora.rank, lora.scale
-    return {
+    ratios = {
         1 / alpha: "alpha was left out of the scale",
         1 / scale: f"the scale ({scale:g}) was not applied",
         scale: f"the scale ({scale:g}) was applied twice",
@@ -32,6 +32,9 @@ def scale_ratios(lora: LoraConfig) -> dict[float, str]:
         1 / math.sqrt(rank): "the rank-stabilised scale was ignored",
         -1.0: "the sign is wrong",
     }
+    twice = "the delta was added twice (a forward patched twice)"
+    ratios[2.0] = f"{ratios[2.0]}, or {twice}" if 2.0 in ratios else twice  # with rank 4 it is sqrt(rank) too
+    return ratios
 
 
 def parallel_ratios(facts: RunFacts) -> dict[float, str]:
