@@ -27,7 +27,7 @@ BIN_019 := $(VENV_019)/bin
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: help setup setup-dev quickstart test lint format pytest test-mcore-019 mcore-019-if-possible bench docs build clean
+.PHONY: help setup setup-dev quickstart test lint format pytest test-mcore-019 mcore-019-if-possible mutants bench docs build clean
 
 help:
 	@sed -n '/^##/s/^## //p' Makefile
@@ -100,6 +100,10 @@ mcore-019-if-possible:
 	else \
 	  $(MAKE) --no-print-directory test-mcore-019 && echo "== megatron-core 0.19.2 tested"; \
 	fi
+
+## mutants          seeded faults, and which check of the conformance kit kills each
+mutants: setup-dev
+	$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -W ignore -m mutants
 
 ## bench            the ratios of benchmarks/, one run each, medians
 bench: setup

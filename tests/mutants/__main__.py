@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 
 from lora_plugins_sdk.testing.conformance import Level
 from mutants.catalogue import MUTANTS
@@ -17,7 +19,12 @@ def main(arguments: list[str]) -> int:
         return 2
     subject = right_plugin()
     chosen = [one for one in MUTANTS if not arguments or one.level < Level.PARALLEL]
-    verdicts = [hunt(one, subject) for one in chosen]
+    verdicts = []
+    for mutant in chosen:
+        with redirect_stdout(StringIO()):  # what ranks print
+            verdicts.append(hunt(mutant, subject))
+        print("." if verdicts[-1].killed else "L", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
     for verdict in verdicts:
         if not verdict.killed:
             print(f"{verdict.explanation()}\n")

@@ -16,15 +16,16 @@ def row(verdict: Verdict) -> dict[str, Any]:
     """A verdict in built-in types, which travel between processes."""
     mutant = verdict.mutant
     by = mutant.case if verdict.killed else f"LIVES ({mutant.case})"
-    cells = [mutant.name, mutant.imitates, by, _summary(verdict.by) if verdict.killed else "-"]
+    cells = [mutant.name, mutant.imitates, by, _summary(verdict.by, mutant.words) if verdict.killed else "-"]
     return {"cells": cells, "killed": verdict.killed, "seconds": verdict.result.seconds}
 
 
-def _summary(finding: Finding | None) -> str:
-    """One line: the place, then the cause as far as it fits."""
+def _summary(finding: Finding | None, words: str) -> str:
+    """One line: the place, then the telling line of the cause as far as it fits."""
     assert finding is not None, "a killed mutant has a finding"
     place = " ".join(part for part in (finding.what, finding.site, finding.factor) if part)
-    line = f"{place}: {finding.cause.splitlines()[0]}"
+    causes = finding.cause.splitlines()
+    line = f"{place}: {next((one for one in causes if words in one), causes[0])}"
     return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 3]}..."
 
 
