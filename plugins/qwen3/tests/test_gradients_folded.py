@@ -13,8 +13,8 @@ from lora_plugins_sdk import LoraConfig, read_adapter
 from lora_plugins_sdk.testing import Layout, run_world
 
 
-def differences(report: Report, checkpoint: Path, adapter: Path, lora: LoraConfig) -> dict[str, float]:
-    folded = FoldedModel(checkpoint, read_adapter(adapter).tensors, lora.scale)
+def differences(report: Report, checkpoint: Path, adapter: Path, scale: float) -> dict[str, float]:
+    folded = FoldedModel(checkpoint, read_adapter(adapter).tensors, scale)
     logits, dx = folded.backward()
     grads = compare.factors([report], Layout(), "grads")
     gradients = []
@@ -36,7 +36,7 @@ def test_gradients_of_every_factor_and_dx(
     checkpoint: Path, adapter: Path, one_process: Report, figure: Callable[[str, float], None]
 ) -> None:
     """B2, B20, B32: every factor trains, in HF's order and orientation, and dX is complete."""
-    found = differences(one_process, checkpoint, adapter, LORA)
+    found = differences(one_process, checkpoint, adapter, LORA.alpha / LORA.rank)
     for name, value in found.items():
         figure(f"folded: {name}", value)
     assert found["logits"] <= 1e-5 and found["dX"] <= 1e-6 and found["gradients"] <= 1e-6
@@ -48,7 +48,7 @@ def test_rslora(checkpoint: Path, tmp_path: Path, figure: Callable[[str, float],
     lora = LoraConfig(rank=4, alpha=3, use_rslora=True, target_modules=TARGETS)
     adapter = make_adapter(tmp_path, checkpoint, lora)
     (report,) = run_world(train, Layout(), checkpoint, adapter, lora, steps=1)
-    found = differences(report, checkpoint, adapter, lora)
+    found = differences(report, checkpoint, adapter, 3 / 4**0.5)
     for name, value in found.items():
         figure(f"rsLoRA: {name}", value)
     assert found["logits"] <= 1e-5 and found["dX"] <= 1e-6 and found["gradients"] <= 1e-6
