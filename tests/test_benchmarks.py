@@ -15,6 +15,7 @@ SMALL = {
     "branch_cost": ["--hidden", "64", "--rank", "2", "4", "--tokens", "8", "--rounds", "1"],
     "branch_forms": ["--hidden", "64", "--rank", "2", "--tokens", "8", "--rounds", "1"],
     "communication": ["--hidden", "64", "--rank", "4", "--tokens", "8"],
+    "offline_merge": ["--gigabytes", "0.002", "--files", "2", "--hidden", "64", "--rounds", "1"],
     "training_step": [*MODEL, "--sequences", "2", "--length", "8", "--rounds", "1"],
 }
 
