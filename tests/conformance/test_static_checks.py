@@ -89,10 +89,10 @@ def test_snapshot(tmp_path: Path) -> None:
     assert "does not exist: write it with the option" in missing.findings[0].cause
     assert not _check(subject, "snapshot", snapshot=path, update_snapshot=True).findings
     assert not _check(subject, "snapshot", snapshot=path).findings
-    path.write_text(path.read_text().replace("[48, 4]", "[44, 4]"))
+    path.write_text(path.read_text().replace("[48, 8]", "[44, 8]"))
     changed = _check(subject, "snapshot", snapshot=path)
-    assert "- | 0-3 | B | [44, 4]" in changed.findings[0].cause
-    assert "+ | 0-3 | B | [48, 4]" in changed.findings[0].cause
+    assert "- | 0-3 | B | [44, 8]" in changed.findings[0].cause
+    assert "+ | 0-3 | B | [48, 8]" in changed.findings[0].cause
     assert _check(subject, "snapshot").reason == "no snapshot file was named"
 
 

@@ -58,7 +58,7 @@ def shards_joined_in_the_wrong_order() -> Iterator[None]:
         yield
 
 
-@seeded("import-export", TP2, imitates="B42", site=HEAD, factor="B", words="[62, 4] instead of [61, 4]")
+@seeded("import-export", TP2, imitates="B42", site=HEAD, factor="B", words="[62, 8] instead of [61, 8]")
 def padding_exported() -> Iterator[None]:
     """The rows by which TP pads the vocabulary are exported."""
 

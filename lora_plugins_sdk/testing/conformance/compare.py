@@ -33,7 +33,7 @@ def scale_ratios(lora: LoraConfig) -> dict[float, str]:
         -1.0: "the sign is wrong",
     }
     twice = "the delta was added twice (a forward patched twice)"
-    ratios[2.0] = f"{ratios[2.0]}, or {twice}" if 2.0 in ratios else twice  # with rank 4 it is sqrt(rank) too
+    ratios[2.0] = f"{ratios[2.0]}, or {twice}" if 2.0 in ratios else twice  # it may be sqrt(rank) too
     return ratios
 
 

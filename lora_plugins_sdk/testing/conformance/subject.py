@@ -29,7 +29,8 @@ class Subject:
         plugin: the plugin's name or file where two serve one architecture; None otherwise.
         config_json: the tiny HF config as JSON.
         lacks: pairs of capability and reason.
-        rank, alpha: of the adapter; alpha / rank must be neither 1 nor rank, or a forgotten factor would not show.
+        rank, alpha: of the adapter. rank, sqrt(rank), alpha, alpha / rank and 2 all differ, so that each forgotten or
+            doubled factor is told from the others.
         seed: seed of base weights, adapter and batches.
         sequence_length: tokens of each sample; TP * CP * 2 divides it.
     """
@@ -38,8 +39,8 @@ class Subject:
     plugin: str | None = None
     config_json: str
     lacks: tuple[tuple[str, str], ...] = ()
-    rank: int = 4
-    alpha: float = 6.0
+    rank: int = 8
+    alpha: float = 12.0
     seed: int = 0
     sequence_length: int = 16
 
