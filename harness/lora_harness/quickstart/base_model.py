@@ -8,6 +8,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -67,7 +68,8 @@ def make_base(path: Path, *, seed: int, recipe: BaseRecipe, say: Callable[[str],
             return Base(path=path, reused=True, accuracy=Accuracy(**found["accuracy"]))
     tokenizer = build_tokenizer()
     model = _fresh_model(recipe, tokenizer, seed)
-    reached = _warm_up(model, tokenizer, seed, recipe, say)
+    with _one_thread():
+        reached = _warm_up(model, tokenizer, seed, recipe, say)
     # Written beside it and moved in one piece: an interrupted run leaves no half of a base behind.
     unfinished = path.with_name(path.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -79,6 +81,20 @@ def make_base(path: Path, *, seed: int, recipe: BaseRecipe, say: Callable[[str],
         shutil.rmtree(path)
     unfinished.rename(path)
     return Base(path=path, reused=False, accuracy=reached)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Matrices this small gain little from a second thread, and on a busy machine threads wait for each other.
+
+    Sums do not depend on the number of cores then, so a seed makes the same base on each machine of a kind.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _fingerprint(seed: int, recipe: BaseRecipe) -> str:

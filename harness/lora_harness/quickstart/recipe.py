@@ -60,7 +60,7 @@ def training_config(*, base: Path, output: Path, engine: str, seed: int, steps: 
         "lora": {"rank": 16, "alpha": 32.0},
         "parallel": {"micro_batch_size": 256},
         "rollout": {"engine": engine, "max_new_tokens": 5, "temperature": 1.0, "max_batch_size": 512},
-        "algorithm": {"prompts_per_step": 32, "group_size": 8},
+        "algorithm": {"prompts_per_step": 64, "group_size": 8},
         "optimizer": {"lr": 2e-3, "schedule": "linear"},
         # Sampled as training samples; greedy accuracy is shown beside it.
         "eval": {"count": 512, "samples": 4, "temperature": 1.0},
