@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.testing.conformance.problem import Problem, make_problem
 from lora_plugins_sdk.testing.conformance.subject import Subject
@@ -56,7 +57,7 @@ def save_folded(subject: Subject, problem: Problem) -> Path:
     """A HF directory of the base with the problem's factors merged in, next to the base."""
     model, table = new_model(subject), subject.table(RunFacts())
     modules = {row.hf_module: model.get_submodule(row.hf_module) for row in table.rows}
-    fold_into(modules, problem.factors, table.lora.scale)
+    fold_into(modules, problem.factors, delta_scale(table.lora))
     return _save(model, base_directory(subject).parent / "merged")
 
 
@@ -119,7 +120,7 @@ def make_reference(subject: Subject, problem: Problem, **changes: object) -> Ref
     for name, module in modules.items():
         module.weight.requires_grad_(True)
         module.register_forward_hook(_keep(inputs[name], outputs[name]))
-    fold_into(modules, problem.factors, table.lora.scale)
+    fold_into(modules, problem.factors, delta_scale(table.lora))
     logits = [model(tokens).logits for tokens in problem.tokens]
     loss = sum((one * weights).sum() for one, weights in zip(logits, problem.upstream, strict=True)) / len(logits)
     assert isinstance(loss, Tensor)
@@ -128,13 +129,18 @@ def make_reference(subject: Subject, problem: Problem, **changes: object) -> Ref
         logits=torch.stack(logits).detach(),
         outputs={name: torch.stack(seen).detach() for name, seen in outputs.items()},
         deltas={
-            name: table.lora.scale
+            name: delta_scale(table.lora)
             * (torch.stack(seen) @ problem.factors[f"{name}.lora_A"].t() @ problem.factors[f"{name}.lora_B"].t())
             for name, seen in inputs.items()
         },
         output_grads={name: torch.stack([_grad(one) for one in seen]) for name, seen in outputs.items()},
-        grads=_factor_grads(modules, problem.factors, table.lora.scale),
+        grads=_factor_grads(modules, problem.factors, delta_scale(table.lora)),
     )
+
+
+def delta_scale(lora: LoraConfig) -> float:
+    """The factor on `B A`, worked out here: `alpha / rank`, or `alpha / sqrt(rank)` (Kalajdzievski 2023)."""
+    return lora.alpha / (math.sqrt(lora.rank) if lora.use_rslora else lora.rank)
 
 
 def fold_into(modules: Mapping[str, nn.Module], factors: Mapping[str, Tensor], scale: float) -> None:
