@@ -2,22 +2,28 @@
 
 Per linear of a Qwen3 layer and for its four linears together; forward and backward, fp32, one thread. The frozen linear
 counts 4 T in out FLOPs (forward and dX), the branch 6 T r (n in + out) (forward, dA, dB and dX of n stacked
-projections). `overhead` is the extra time with the branch over the time of the frozen linear's two matmuls, `ratio` is
-overhead over share of the FLOPs. `bare` is the same ratio for the branch's own matmuls alone, on contiguous operands
-that are allocated beforehand: what this machine's BLAS leaves room for.
+projections). `overhead` is the branch's time over the time of the frozen linear's two matmuls, `ratio` is overhead over
+share of the FLOPs. `bare` is the same ratio for the branch's own matmuls alone, on contiguous operands that are
+allocated beforehand: what this machine's BLAS leaves room for.
+
+The branch is attached by the SDK in both of two ways to time it. `ratio`: around a linear that costs nothing (see
+free_linear), with a swept cache. `in_step`: the difference that it makes on the torch reference host's own linears,
+with its standard error `+-`, which a busy machine makes large.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 
 from benchmarks.command import arguments
-from benchmarks.measure import excess, interleaved, prepare
+from benchmarks.measure import excess, excess_error, interleaved, prepare
 from benchmarks.qwen3_layer import AdaptedSite, adapted_sites
 from benchmarks.report import Goal, write_report
 
@@ -61,25 +67,25 @@ def bare_products(site: AdaptedSite) -> Callable[[], None]:
 def measure_layer(hidden: int, ranks: Sequence[int], tokens: int, rounds: int) -> list[dict[str, Any]]:
     """Rows of one hidden size: per rank, every linear and the layer."""
     rows: dict[int, list[dict[str, Any]]] = {rank: [] for rank in ranks}
-    for same_linear in zip(*(adapted_sites(hidden=hidden, rank=rank, tokens=tokens) for rank in ranks), strict=True):
-        first = same_linear[0]
-        forms: dict[str, Callable[[], object]] = {
-            "off": lambda first=first: first.step(adapted=False),
-            "frozen": frozen_products(first),
-        }
-        for rank, site in zip(ranks, same_linear, strict=True):
-            forms[f"on {rank}"] = lambda site=site: site.step(adapted=True)
-            forms[f"bare {rank}"] = bare_products(site)
-        seconds = interleaved(forms, rounds)
-        for rank, site in zip(ranks, same_linear, strict=True):
-            rows[rank].append(
+    hosts = [adapted_sites(hidden=hidden, rank=rank, tokens=tokens) for rank in ranks]
+    frees = [adapted_sites(hidden=hidden, rank=rank, tokens=tokens, free=True) for rank in ranks]
+    for of_linear, free_linear in zip(zip(*hosts, strict=True), zip(*frees, strict=True), strict=True):
+        alone = interleaved(
+            _steps(free_linear) | {str(one.rank): bare_products(one) for one in free_linear}, rounds, cold=True
+        )
+        in_step = interleaved(_steps(of_linear) | {"frozen": frozen_products(of_linear[0])}, rounds)
+        for site in of_linear:
+            on = f"on {site.rank}"
+            rows[site.rank].append(
                 {
                     "hidden": hidden,
-                    "rank": rank,
+                    "rank": site.rank,
                     "linear": site.name,
-                    "frozen_ms": 1e3 * median(seconds["frozen"]),
-                    "branch_ms": 1e3 * excess(seconds, f"on {rank}", "off"),
-                    "bare_ms": 1e3 * median(seconds[f"bare {rank}"]),
+                    "frozen_ms": 1e3 * median(in_step["frozen"]),
+                    "branch_ms": 1e3 * excess(alone, on, "off"),
+                    "bare_ms": 1e3 * median(alone[str(site.rank)]),
+                    "in_step_ms": 1e3 * excess(in_step, on, "off"),
+                    "error_ms": 1e3 * excess_error(in_step, on, "off"),
                     "flops": site.base_flops,
                     "branch_flops": site.branch_flops,
                 }
@@ -87,18 +93,32 @@ def measure_layer(hidden: int, ranks: Sequence[int], tokens: int, rounds: int) -
     return [ratios(row) for rank in ranks for row in (*rows[rank], layer_row(rows[rank]))]
 
 
+def _steps(sites: Sequence[AdaptedSite]) -> dict[str, Callable[[], object]]:
+    """The same linear without adapter and with the adapter of each rank."""
+    steps: dict[str, Callable[[], object]] = {"off": partial(sites[0].step, adapted=False)}
+    return steps | {f"on {site.rank}": partial(site.step, adapted=True) for site in sites}
+
+
 def layer_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The linears of a layer together."""
     summed = {key: sum(row[key] for row in rows) for key, value in rows[0].items() if key.endswith(("_ms", "flops"))}
-    return {**rows[0], "linear": "layer", **summed}
+    error = math.hypot(*(row["error_ms"] for row in rows))
+    return {**rows[0], "linear": "layer", **summed, "error_ms": error}
 
 
 def ratios(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with its overhead, its FLOP share and their ratios in place of the FLOPs."""
+    """The row with the FLOP share and ratios in place of the FLOPs."""
     kept = {key: value for key, value in row.items() if not key.endswith("flops")}
-    share, overhead = row["branch_flops"] / row["flops"], row["branch_ms"] / row["frozen_ms"]
-    bare = row["bare_ms"] / row["frozen_ms"] / share
-    return {**kept, "overhead_%": 100 * overhead, "share_%": 100 * share, "ratio": overhead / share, "bare": bare}
+    share = row["branch_flops"] / row["flops"]
+    return {
+        **kept,
+        "share_%": 100 * share,
+        "overhead_%": 100 * row["branch_ms"] / row["frozen_ms"],
+        **{
+            name: row[f"{of}_ms"] / row["frozen_ms"] / share
+            for name, of in (("ratio", "branch"), ("bare", "bare"), ("in_step", "in_step"), ("+-", "error"))
+        },
+    }
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -1,8 +1,9 @@
 """What the LoRA branch costs against the same adapter in other forms.
 
-`separate`: on the same frozen host linears, concatenated A's, a linear per slice, concatenation, scale, add. `peft`:
-PEFT's layers on the unfused linears of the HF model. Per linear of a Qwen3 layer and together; forward and backward,
-fp32, one thread. Each form's cost is its time less the time of its own frozen linears; `.._x` is that cost over ours.
+`separate`: on the same host linears, concatenated A's, a linear per slice, concatenation, scale, add. `peft`: PEFT's
+layers on the unfused linears of the HF model. Per linear of a Qwen3 layer and together; forward and backward, fp32, one
+thread. Around linears that cost nothing (see free_linear), less those linears' own time; `.._x` is a form's cost over
+ours.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def measure_site(site: AdaptedSite, rounds: int) -> dict[str, float]:
             "peft": linears_step(with_peft(unfused_linears(site), site), site),
         },
         rounds,
+        cold=True,
     )
     return {
         "ours_ms": 1e3 * excess(seconds, "ours", "off"),
@@ -58,7 +60,7 @@ def main() -> None:
     goals = []
     for hidden in given.hidden:
         for rank in given.rank:
-            sites = adapted_sites(hidden=hidden, rank=rank, tokens=given.tokens)
+            sites = adapted_sites(hidden=hidden, rank=rank, tokens=given.tokens, free=True)
             measured = {site.name: measure_site(site, given.rounds) for site in sites}
             measured["layer"] = {key: sum(row[key] for row in measured.values()) for key in measured[sites[0].name]}
             here = [

@@ -8,22 +8,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from benchmarks.free_linear import FreeLinear, free_forward
 from benchmarks.qwen3_layer import AdaptedSite
 
 
 def separate_operations(site: AdaptedSite) -> Callable[[], None]:
-    """Forward and backward with the branch as one would write it down, on the same frozen host linear.
+    """Forward and backward with the branch as one would write it down, around a host linear that costs nothing.
 
     The A's are parameters of their own, concatenated in each step; each projection's delta is a linear of its slice;
     the deltas are concatenated in the host's layout, scaled and added. Of one projection nothing is concatenated.
     """
-    factors, layout = site.module.lora, site.plan.layout
+    factors, layout, fused_norm = site.module.lora, site.plan.layout, site.plan.site.fused_norm
+    host = free_forward(site.weight, len(site.x), fused_norm=fused_norm)
     as_: list[Tensor] = [nn.Parameter(a.detach().clone()) for a in factors.a.split(site.rank)]
     bs = [nn.Parameter(b.detach().clone()) for b in factors.bs]
 
     def step() -> None:
-        factors.enabled = False
-        normed, output = _host(site)
+        result, _ = host(site.x)
+        output, normed = result if fused_norm else (result, site.x)
         s = linear(normed, torch.cat(as_) if len(as_) > 1 else as_[0])
         deltas = [linear(part, b) for part, b in zip(s.split(site.rank, dim=-1), bs, strict=True)]
         delta = deltas[0]
@@ -38,18 +40,12 @@ def separate_operations(site: AdaptedSite) -> Callable[[], None]:
     return step
 
 
-def _host(site: AdaptedSite) -> tuple[Tensor, Tensor]:
-    """(branch input, output) of the frozen host linear, called past the patch."""
-    result, _ = type(site.module).forward(site.module, site.x)
-    return (result[1], result[0]) if site.plan.site.fused_norm else (site.x, result)
-
-
 def unfused_linears(site: AdaptedSite) -> nn.ModuleDict:
-    """The HF model's frozen linears that the host weight packs: name -> Linear(in, rows)."""
+    """The HF model's linears that the host weight packs, costing nothing: name -> Linear(in, rows)."""
     layout, width = site.plan.layout, site.weight.shape[1]
     names = [projection.leaf for projection in site.plan.site.projections]
-    linears = {name: nn.Linear(width, rows, bias=False) for name, rows in zip(names, layout.rows, strict=True)}
-    return nn.ModuleDict(linears).requires_grad_(False)
+    linears = zip(names, layout.rows, strict=True)
+    return nn.ModuleDict({name: FreeLinear(width, rows, len(site.x)) for name, rows in linears})
 
 
 def with_peft(linears: nn.ModuleDict, site: AdaptedSite) -> nn.Module:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.free_linear import free_forward
 from lora_plugins_sdk import LoraConfig, ParallelRun, RunFacts, attach, load_plugin
 from lora_plugins_sdk.hosts.initialize import initialize_megatron
 from lora_plugins_sdk.table import SitePlan
@@ -108,22 +109,26 @@ class AdaptedSite:
             parameter.grad = None
 
 
-def adapted_sites(*, hidden: int, rank: int, tokens: int) -> list[AdaptedSite]:
+def adapted_sites(*, hidden: int, rank: int, tokens: int, free: bool = False) -> list[AdaptedSite]:
     """The four linears of one layer, built by the plugin and adapted by `attach`, in fp32.
 
     Args:
         hidden: hidden size, 1024 or 2048 for a published model's.
         rank: LoRA rank.
         tokens: tokens of the inputs.
+        free: put a linear that costs nothing in the place of each frozen one before attaching.
     """
     run, config, plugin = one_process(), hf_config(hidden), load_plugin("qwen3")
     model: Any = plugin.build_model(config, run, torch.float32)
+    attention, mlp = model.decoder.layers[0].self_attention, model.decoder.layers[0].mlp
+    linears = (attention.linear_qkv, attention.linear_proj, mlp.linear_fc1, mlp.linear_fc2)
+    for linear in linears if free else ():
+        fused_norm = hasattr(linear, "return_layernorm_output")
+        linear.forward = free_forward(linear.weight, tokens, fused_norm=fused_norm)
     attach(model, plugin, config, LoraConfig(rank=rank), run)
     randomize(model)
-    layer = model.decoder.layers[0]
-    linears = (layer.self_attention.linear_qkv, layer.self_attention.linear_proj, layer.mlp.linear_fc1)
     sites = []
-    for linear in (*linears, layer.mlp.linear_fc2):
+    for linear in linears:
         out, width = linear.weight.shape
         x, grad = torch.randn(tokens, 1, width, requires_grad=True), torch.randn(tokens, 1, out)
         sites.append(AdaptedSite(name=linear.lora.plan.site.name, module=linear, x=x, grad=grad))
