@@ -1,7 +1,8 @@
 """An offline merge against `cp -r` of the same base: throughput, and peak memory against the largest weight file.
 
 The base is made here: bfloat16 weights of Qwen3's shapes in files of equal size, with an adapter on every linear, so
-that every weight but the embedding is changed. All forms run in turn in each round. A merge makes its output durable
+that every weight but the embedding is changed. A merge works on as many files at once as there are processors, with one
+torch thread each. All forms run in turn in each round. A merge makes its output durable
 before it appears, so `cp -r` is timed with and without that. Seconds are by the clock, which other work on the machine
 disturbs; `cpu_seconds` are those of the process and of `cp`, the kernel's work for them included. Peak memory is the
 largest resident set during the merge, in a process of its own, less what it held before.
@@ -105,7 +106,6 @@ def peak_memory(given: argparse.Namespace, base: Path, adapter: Path, output: Pa
 
 def print_peak(base: Path, adapter: Path, output: Path) -> None:
     """In that process: merge once and print the peak."""
-    torch.set_num_threads(1)
     before = resident_mib()
     peak = peak_of(lambda: merge(plan_merge(base, adapter, output)))
     print(json.dumps({"mib": peak - before}))

@@ -18,7 +18,8 @@ from lora_plugins_sdk.offline.base_files import OtherFiles, other_files
 from lora_plugins_sdk.offline.fit import FOLDABLE, Fold, fit
 from lora_plugins_sdk.offline.products import product_norm
 from lora_plugins_sdk.offline.shard import stored_dtype, write_shard
-from lora_plugins_sdk.safetensors_header import DTYPE_BITS, read_header
+from lora_plugins_sdk.offline.workers import run_all
+from lora_plugins_sdk.safetensors_header import DTYPE_BITS, SafetensorsHeader, read_header
 from lora_plugins_sdk.staging import refuse_output, staged_directory
 from lora_plugins_sdk.weight_files import INDEX_FILE, WeightFiles, read_weight_files
 
@@ -119,30 +120,23 @@ def plan_merge(base: str | Path, adapter: str | Path, output: str | Path, dtype:
 
 
 def merge(plan: MergePlan, advance: Callable[[int], None] = lambda size: None) -> MergeReport:
-    """Carry out a plan. Peak memory is the adapter and a few rows of one tensor; no file is ever whole in memory.
+    """Carry out a plan. Peak memory is the adapter and a few rows of a tensor a processor; no file is whole in memory.
 
     Args:
         plan: from `plan_merge`.
-        advance: is told, as it goes, how many of `plan.read_bytes` were dealt with.
+        advance: is told, as it goes, how many of `plan.read_bytes` were dealt with; called from several threads.
 
     Raises:
         LoraError: the base changed since the plan, a sum is not finite, the disk refuses. There is no output then.
     """
     lost: dict[str, float] = {}
     with staged_directory(plan.output) as place:
-        for file, header in plan.base.headers.items():
-            if read_header(header.path) != header:
-                raise LoraError(
-                    str(header.path), reason="changed since it was checked", cure="leave the base alone and try again"
-                )
-            lost |= write_shard(
-                header,
-                place / file,
-                plan.folds,
-                scale=plan.adapter.lora.scale,
-                dtype=_code(plan.dtype),
-                advance=advance,
-            )
+
+        def write(header: SafetensorsHeader, proceed: Callable[[], None]) -> dict[str, float]:
+            return _write_weights(plan, header, place, advance, proceed)
+
+        for part in run_all(write, list(plan.base.headers.values())):
+            lost |= part
         _write_others(plan, place)
         missing = plan.adapter.pairs.keys() - lost.keys()
         if missing:
@@ -158,6 +152,32 @@ def merge(plan: MergePlan, advance: Callable[[int], None] = lambda size: None) -
         write_bytes=plan.write_bytes,
         delta_norm=math.hypot(*deltas),
         lost_norm=math.hypot(*lost.values()),
+    )
+
+
+def _write_weights(
+    plan: MergePlan,
+    header: SafetensorsHeader,
+    place: Path,
+    advance: Callable[[int], None],
+    proceed: Callable[[], None],
+) -> dict[str, float]:
+    if read_header(header.path) != header:
+        raise LoraError(
+            str(header.path), reason="changed since it was checked", cure="leave the base alone and try again"
+        )
+
+    def step(size: int) -> None:
+        proceed()
+        advance(size)
+
+    return write_shard(
+        header,
+        place / header.path.name,
+        plan.folds,
+        scale=plan.adapter.lora.scale,
+        dtype=_code(plan.dtype),
+        advance=step,
     )
 
 

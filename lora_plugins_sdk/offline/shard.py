@@ -87,7 +87,14 @@ def _fold(
         full[: len(factor)].addmm_(factor, a, alpha=scale)
         start += len(full)
         stored = full.to(wanted)
-        if not _is_finite(stored):
+        lost = 0.0
+        if wanted != exact:
+            # Cast by itself: arithmetic between two dtypes is several times slower.
+            error = full.sub_(back.resize_(full.shape).copy_(stored)).flatten()
+            lost = float(error.dot(error))
+            lost = lost if math.isfinite(lost) else float(error.double().square().sum())
+        # A stored value that is not finite makes `lost` so too; only then, or without it, the values are looked at.
+        if (wanted == exact or not math.isfinite(lost)) and not _is_finite(stored):
             raise LoraError(
                 fold.tensor,
                 reason=f"the fold is not finite in {wanted}: "
@@ -95,10 +102,7 @@ def _fold(
                 cure="use a sound base, or --dtype float32",
             )
         _write(write, stored)
-        if wanted != exact:
-            # Cast by itself: arithmetic between two dtypes is several times slower.
-            error = full.sub_(back.resize_(full.shape).copy_(stored)).flatten()
-            squares += float(error.dot(error))
+        squares += lost
     return math.sqrt(squares)
 
 

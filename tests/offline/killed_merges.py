@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,13 +30,14 @@ class Points:
     """Counts points; at number `fatal` the process dies."""
 
     def __init__(self, fatal: int, place: Path) -> None:
-        self.fatal, self.seen, self.place = fatal, 0, str(place)
+        self.fatal, self.seen, self.place, self.lock = fatal, 0, str(place), threading.Lock()
 
     def touch(self, *_: object) -> None:
         """One more point."""
-        self.seen += 1
-        if self.seen == self.fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
+        with self.lock:
+            self.seen += 1
+            if self.seen == self.fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def audit(self, event: str, arguments: tuple[object, ...]) -> None:
         """A point for each file operation below the place, and for each lock."""

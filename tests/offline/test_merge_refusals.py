@@ -220,6 +220,24 @@ def test_infinities_of_the_base_may_be_meant(tmp_path: Path) -> None:
     assert merge(plan).folds == len(MODULES)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_base_that_is_not_finite_in_half_precision(tmp_path: Path, dtype: torch.dtype, value: float) -> None:
+    def edit(tensors: dict[str, Tensor]) -> None:
+        tensors[W] = tensors[W].to(dtype)
+        tensors[W][-1, -1] = value
+
+    assert "the base holds NaN or infinite values" in str(refused(tmp_path, base=edit))
+
+
+def test_large_values_are_not_taken_for_infinite_ones(tmp_path: Path) -> None:
+    """The square of their rounding error has no float32; they have."""
+    base = base_tensors(torch.bfloat16)
+    base[W] = torch.full((INNER, HIDDEN), 3e38).bfloat16()
+    plan = plan_merge(make_base(tmp_path / "base", base), make_adapter(tmp_path / "adapter"), tmp_path / "merged")
+    assert 0 < merge(plan).lost_norm < float("inf")
+
+
 @pytest.mark.parametrize("kind", ["directory", "file", "dangling link"])
 def test_an_output_that_exists(tmp_path: Path, kind: str) -> None:
     base, adapter, output = make_base(tmp_path / "base"), make_adapter(tmp_path / "adapter"), tmp_path / "merged"
