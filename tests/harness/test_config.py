@@ -117,6 +117,7 @@ def test_a_config_does_not_change(file):
         ("parallel.tp=0", "parallel.tp", "expected: tensor parallel size, 1 or more"),
         ("steps=true", "steps", "expected: training steps"),
         ("lora.rank=0", "lora.rank", "0 is not accepted"),
+        ("lora.dropout=0.1", "lora.dropout", "RL trains with dropout 0"),
         ("optimizer.lr=nan", "optimizer.lr", "expected: peak learning rate"),
         ("optimizer.lr=1e-4x", "optimizer.lr", "expected: peak learning rate"),
         ("rollout.temperature=0.0", "rollout.temperature", "greedy samples are all alike"),
@@ -131,7 +132,6 @@ def test_a_config_does_not_change(file):
         ("task={kind='jsonl', train_path='a', scorer='fuzzy'}", "task.scorer", "'math_verify' or a reward"),
         ("task={kind='function', prompts='a.b', reward='a:b'}", "task.prompts", "module:function"),
         # rules between options
-        ("lora.dropout=0.1", "lora.dropout", "RL trains with dropout 0"),
         ("parallel.sequence_parallel=true", "parallel.sequence_parallel", "set parallel.tp to 2 or more"),
         ("algorithm.clip_low=0.1", "algorithm.clip_low", "algorithm.minibatches or algorithm.epochs"),
         ("algorithm.clip_high=0.1", "algorithm.clip_high", "has no effect with one optimizer update per step"),
@@ -168,9 +168,15 @@ def test_a_refusal_names_the_key_and_the_cure(file, override, key, said):
 def test_everything_wrong_is_shown_together(file):
     """B44 (dropout) among unknown keys, wrong types, contradictions and options without effect."""
     found = subjects(
-        file, "lora.dropout=0.1", "steps=-1", "model.pth='x'", "algorithm.kl_estimator='k1'", "eval.samples=4"
+        file,
+        "lora.dropout=0.1",
+        "lora.rank='x'",
+        "steps=-1",
+        "model.pth='x'",
+        "algorithm.kl_estimator='k1'",
+        "eval.samples=4",
     )
-    assert set(found) == {"lora.dropout", "steps", "model.pth", "algorithm.kl_estimator", "eval.samples"}
+    assert set(found) == {"lora.dropout", "lora.rank", "steps", "model.pth", "algorithm.kl_estimator", "eval.samples"}
 
 
 def test_each_rule_reads_parts_that_exist():

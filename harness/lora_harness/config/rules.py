@@ -19,15 +19,6 @@ def _no_effect(key: str, reason: str, cure: str) -> Diagnostic:
     return Diagnostic(subject=key, reason=f"has no effect {reason}", cure=cure)
 
 
-def dropout_is_zero(lora: s.LoraSection) -> Iterator[Diagnostic]:
-    if lora.dropout != 0:
-        yield Diagnostic(
-            subject="lora.dropout",
-            reason=f"{lora.dropout} would make the trainer's policy another one than the policy that sampled",
-            cure="remove it (RL trains with dropout 0)",
-        )
-
-
 def sequence_parallel_needs_tp(parallel: s.ParallelSection) -> Iterator[Diagnostic]:
     if parallel.sequence_parallel and parallel.tp == 1:
         yield _no_effect(
@@ -170,7 +161,6 @@ def generator_params_are_free(task: t.PromptSection) -> Iterator[Diagnostic]:
 
 
 RULES = (
-    dropout_is_zero,
     sequence_parallel_needs_tp,
     clip_needs_several_updates,
     kl_estimator_needs_coef,

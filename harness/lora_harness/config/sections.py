@@ -48,7 +48,12 @@ class LoraSection(Section):
         gt=0,
         description="scaling numerator (positive): the delta is multiplied by alpha / rank",
     )
-    dropout: float = Field(default=0.0, description="must be 0 for RL")
+    dropout: float = Field(
+        default=0.0,
+        ge=0,
+        le=0,
+        description="always 0: RL trains with dropout 0, else the policy trained is not the policy that sampled",
+    )
     use_rslora: bool = Field(default=False, description="scale by alpha / sqrt(rank) (rank-stabilised LoRA)")
     target_modules: Names = Field(
         default=("all-linear",),
