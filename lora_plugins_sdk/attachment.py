@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from lora_plugins_sdk.manager import SelectedPlugin
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.site_handle import check_host
 from lora_plugins_sdk.table import ParameterTable, derive_table
+from lora_plugins_sdk.targets import candidates
 
 
 def attach(
@@ -113,7 +114,9 @@ def _prepare(
     """The table, and this rank's host linears by model-wide path; changes nothing and talks to nobody."""
     table = derive_table(plugin, hf_config, lora, run.facts)
     _refuse_wrapped(chunks)
+    _refuse_meta(chunks)
     found = locate(chunks, (plan.site.path for plan in table.plans))
+    _refuse_unknown_layers(found, plugin, hf_config)
     plans = {plan.host_module: plan for plan in table.plans}
     located = {path: module for path, (module, _) in found.items() if path in plans}
     for path, module in located.items():
@@ -141,6 +144,27 @@ def _refuse_wrapped(chunks: tuple[nn.Module, ...]) -> None:
                 reason="is wrapped for data parallelism already, so gradients of new factors would not be reduced",
                 cure="attach first, then wrap",
             )
+
+
+def _refuse_meta(chunks: tuple[nn.Module, ...]) -> None:
+    for name, parameter in (pair for chunk in chunks for pair in chunk.named_parameters()):
+        if parameter.is_meta:
+            raise LoraError(
+                name,
+                reason="is on the meta device, which holds no values, and its factors would be there too",
+                cure="materialise the model (model.to_empty(device=...)) and load its weights first, then attach",
+            )
+
+
+def _refuse_unknown_layers(found: Iterable[str], plugin: SelectedPlugin, hf_config: Mapping[str, object]) -> None:
+    known = {one.host for one in candidates(plugin.architecture, hf_config)}
+    unknown = [path for path in found if path not in known]
+    if unknown:
+        raise LoraError(
+            f"{unknown[0]} and {len(unknown) - 1} more" if len(unknown) > 1 else unknown[0],
+            reason="lies beyond the layers that the HF config gives the model, and would stay without an adapter",
+            cure="attach with the config.json that the model was built with",
+        )
 
 
 def _recompute_hooks(chunks: tuple[nn.Module, ...], plugin: SelectedPlugin) -> list[Any]:

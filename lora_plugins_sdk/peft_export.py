@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from lora_plugins_sdk.adapter import LoraAdapter, Model, adapter_of
-from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.gather import gather_factors
 from lora_plugins_sdk.peft_files import PeftAdapter
 from lora_plugins_sdk.targets import candidates
@@ -21,7 +24,8 @@ def export_adapter(model: Model, base_model_name_or_path: str = "") -> PeftAdapt
         base_model_name_or_path: recorded in the config; PEFT loads the base from there when told nothing else.
 
     Raises:
-        LoraError: no adapter is attached, or overrides gave one name to two factors.
+        LoraError: no adapter is attached, overrides gave one name to two factors, or a factor holds NaN or infinite
+            values.
     """
     adapter = adapter_of(model)
     try:
@@ -35,12 +39,23 @@ def export_adapter(model: Model, base_model_name_or_path: str = "") -> PeftAdapt
                         cure="fix the plugin's lora_hf_name",
                     )
                 tensors[name] = tensor
+        raise_if_any("this adapter cannot be exported:", _not_finite(tensors))
         config = peft_config(adapter, base_model_name_or_path)
     except Exception as error:
         adapter.plugin.on_error(error, "export")
         raise
     adapter.plugin.after_export(tensors, config)
     return PeftAdapter(tensors=tensors, config=config)
+
+
+def _not_finite(tensors: Mapping[str, torch.Tensor]) -> Iterator[Diagnostic]:
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            yield Diagnostic(
+                subject=name,
+                reason="holds NaN or infinite values",
+                cure="go back to an earlier checkpoint of the adapter, and train on with a lower learning rate",
+            )
 
 
 def peft_config(adapter: LoraAdapter, base_model_name_or_path: str = "") -> dict[str, Any]:

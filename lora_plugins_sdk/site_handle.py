@@ -50,6 +50,7 @@ class SiteHandle:
         self._had_norm_output = getattr(module, "return_layernorm_output", None)
         device = next(module.parameters()).device
         self.factors = LoraFactors(plan, lora, run, device)
+        self.factors.train(module.training)  # a model in eval mode gets no dropout
         module.add_module(FACTORS, self.factors)
         if plan.site.fused_norm:
             self.module.return_layernorm_output = True

@@ -217,6 +217,7 @@ def test_a_host_that_cannot_carry_the_adapter_is_refused_unchanged(spoil: Any, m
         ({}, LoraConfig(rank=6), "rank=6: larger than"),
         ({"model_type": "other"}, LORA, "model_type 'other'"),
         ({"num_hidden_layers": 3}, LORA, "is on no pipeline stage"),
+        ({"num_hidden_layers": 1}, LORA, r"decoder.layers.1.self_attention.linear_qkv and 3 more: lies beyond"),
         ({"intermediate_size": 8}, LORA, "its weight has shape"),
     ],
 )
@@ -226,6 +227,14 @@ def test_a_request_that_cannot_be_met_changes_nothing(config: dict[str, Any], lo
     with pytest.raises(LoraError, match=message):
         attach(model, toy_plugin(), HF_CONFIG | config, lora)
     assert_same(before, snapshot(model))
+
+
+def test_a_model_without_values_is_refused() -> None:
+    model = toy_model()
+    model.decoder.layers[1].mlp.to("meta")
+    with pytest.raises(LoraError, match=r"decoder.layers.1.mlp.linear_fc1.weight: is on the meta device.*first"):
+        attach(model, toy_plugin(), HF_CONFIG, LORA)
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_the_adapter_is_found_through_wrappers() -> None:

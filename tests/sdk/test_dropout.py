@@ -27,6 +27,17 @@ def test_off_in_eval_and_at_zero() -> None:
     assert torch.equal(model.eval()(*inputs), exact)
 
 
+def test_a_model_in_eval_mode_takes_an_adapter_in_eval_mode() -> None:
+    model, inputs = toy_model().eval(), toy_inputs()
+    model.decoder.layers[1].train()
+    attach(model, toy_plugin(), HF_CONFIG, LoraConfig(rank=2, alpha=4, dropout=0.5))
+    for name, module in model.named_modules():
+        assert module.training == name.startswith("decoder.layers.1"), name
+    randomize(model)
+    model.decoder.layers[1].eval()
+    assert torch.equal(model(*inputs), model.eval()(*inputs))
+
+
 def test_at_zero_the_global_generator_is_left_alone() -> None:
     model, inputs = model_with(0.0), toy_inputs()
     before = torch.get_rng_state()

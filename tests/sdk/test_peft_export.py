@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import pytest
 import torch
 from sdk_toy import HF_CONFIG
 from sdk_toy_host import ToyModel, randomize, toy_inputs, toy_model, toy_plugin
 
 from lora_plugins_sdk import (
     LoraConfig,
+    LoraError,
     PeftAdapter,
     adapter_of,
     attach,
@@ -86,6 +88,16 @@ def test_an_export_shares_no_memory_with_the_parameters() -> None:
     assert all(map(torch.equal, adapter_of(model).parameters(), before))
     storages = [tensor.untyped_storage().data_ptr() for tensor in exported.tensors.values()]
     assert len(set(storages)) == len(storages)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_values_that_no_import_would_take_are_not_exported(value: float) -> None:
+    model = adapted()
+    dict(adapter_of(model).named_parameters())["decoder.layers.1.mlp.linear_fc2.lora.A"].data[0, 0] = value
+    with pytest.raises(LoraError, match="NaN or infinite") as error:
+        export_adapter(model)
+    names = [one.subject for one in error.value.diagnostics]
+    assert names == ["base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"]
 
 
 def test_an_import_keeps_the_parameters_in_place() -> None:
