@@ -25,6 +25,7 @@ from lora_harness.advantages import degenerate_share, group_advantages
 from lora_harness.batch import StepBatch, pack
 from lora_harness.checkpoint import CheckpointDirectory, RunState, read_checkpoint, write_checkpoint
 from lora_harness.config import TrainConfig
+from lora_harness.context import refuse_beyond_context
 from lora_harness.engines import RolloutEngine, SamplingParams, create_engine
 from lora_harness.launch import run_device, started
 from lora_harness.losses import loss_normaliser
@@ -94,6 +95,8 @@ class Trainer:
         self.start: Start = on_first_rank(
             lambda: choose_start(config, run.facts, self.prompts, resume=resume, weights_only=load_weights_only)
         )
+        first = self.prompts[: config.algorithm.prompts_per_step]
+        on_first_rank(lambda: refuse_beyond_context(config, self.encoder, [*self.held_out, *first]))
         self.policy = MegatronPolicy(config, run)
         self.engine: RolloutEngine = create_engine(
             config.rollout.engine,

@@ -183,7 +183,8 @@ def test_auto_without_a_checkpoint_starts_anew_but_not_over_a_finished_run(model
     found = start(config)
     assert (found.resume_at, found.checkpoint) == (0, None) and found.note is not None and "starting anew" in found.note
     (tmp_path / "metrics.jsonl").write_text("")
-    assert start(config).resume_at == 0
+    assert (start(config).resume_at, start(config, None).resume_at) == (0, None)
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
     assert "already holds a run" in next(iter(refused(config, None).values()))
     (tmp_path / "summary.json").write_text("{}")
     assert "finished run without checkpoints" in next(iter(refused(config).values()))

@@ -106,7 +106,8 @@ def test_debug_shows_the_traceback(config, monkeypatch):
 
 def test_train_refuses_a_used_output_before_anything_is_loaded(call, config, calls, tmp_path):
     (tmp_path / "runs" / "grpo").mkdir(parents=True)
-    MetricsWriter(tmp_path / "runs" / "grpo").__exit__(None, None, None)
+    with MetricsWriter(tmp_path / "runs" / "grpo") as metrics:
+        metrics.write({"step": 0})
     code, _, err = call("train", str(config))
     assert code == 2 and "already holds a run" in err and not calls
 

@@ -125,15 +125,27 @@ def test_an_output_directory_is_used_once(tmp_path):
     output = tmp_path / "run"
     run(output, [make_row(0)])
     before = (output / "metrics.jsonl").read_bytes()
-    with pytest.raises(
-        LoraError, match="already holds a run -> continue it with --resume auto, choose another directory"
-    ):
+    with pytest.raises(LoraError, match="already holds a run -> choose another directory"):
         run(output, [make_row(0)])
     assert (output / "metrics.jsonl").read_bytes() == before
     refuse_used_output(tmp_path / "fresh")
+    checkpoint = output / "checkpoints" / "step-000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text("{}")
+    with pytest.raises(LoraError, match="already holds a run -> continue it with --resume auto, choose another"):
+        refuse_used_output(output)
     (tmp_path / "file").write_text("")
     with pytest.raises(LoraError, match="is a file"):
         refuse_used_output(tmp_path / "file")
+
+
+def test_an_output_without_a_finished_step_is_used_again(tmp_path):
+    output = tmp_path / "run"
+    with pytest.raises(RuntimeError), RunReport(make_config(output), writes=True):
+        raise RuntimeError
+    assert (output / "metrics.jsonl").read_bytes() == b""
+    run(output, [make_row(0)])
+    assert len(read_metrics(output)) == 1
 
 
 def test_a_terminal_gets_a_progress_bar_with_reward_and_rate(tmp_path):

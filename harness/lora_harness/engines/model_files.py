@@ -38,6 +38,19 @@ def load_hf_model(directory: Path, *, device: str = "cpu", dtype: torch.dtype = 
     return model.to(device).eval().requires_grad_(False)
 
 
+def context_length(directory: Path) -> int:
+    """Positions that the model of `directory` has, for prompt and completion together (`max_position_embeddings`).
+
+    Raises:
+        LoraError: the directory or its config.json is missing.
+    """
+    from transformers import AutoConfig
+
+    _require_file(directory, ("config.json",), "model config")
+    config: Any = AutoConfig.from_pretrained(directory, local_files_only=True)
+    return int(config.get_text_config().max_position_embeddings)
+
+
 def load_hf_tokenizer(directory: Path) -> Any:
     """The tokenizer of `directory`. Never asks a network.
 

@@ -38,14 +38,21 @@ REQUIRED = {
 
 
 def refuse_used_output(output: Path) -> None:
-    """Raise a `LoraError` when `output` holds an earlier run: its rows must not be mixed with another's."""
+    """Raise a `LoraError` when `output` holds an earlier run: its rows must not be mixed with another's.
+
+    A run that ended before its first step was finished left nothing to mix; its directory may be used again.
+    """
+    from lora_harness.checkpoint import CheckpointDirectory
+
     if output.exists() and not output.is_dir():
         raise LoraError(f"output = {str(output)!r}", reason="is a file", cure="give a directory")
-    if (output / FILE_NAME).exists():
+    checkpoints = CheckpointDirectory(output).steps()
+    if checkpoints or ((output / FILE_NAME).exists() and (output / FILE_NAME).stat().st_size):
+        other = "choose another directory (--set output=DIR), or remove this one"
         raise LoraError(
             f"output = {str(output)!r}",
             reason="already holds a run",
-            cure="continue it with --resume auto, choose another directory (--set output=DIR), or remove this one",
+            cure=f"continue it with --resume auto, {other}" if checkpoints else other,
         )
 
 
@@ -96,6 +103,8 @@ class RunReport:
         if self._resume_at is None:
             refuse_used_output(output)
             output.mkdir(parents=True, exist_ok=True)
+            (output / FILE_NAME).unlink(missing_ok=True)
+            shutil.rmtree(output / "tensorboard", ignore_errors=True)
         elif done or (output / FILE_NAME).exists():
             self._rows, dropped = keep_rows(output, done)
             # Written again from the rows that stay: readers would show both curves of the steps that are repeated.
