@@ -56,8 +56,8 @@ def train(
         str | None,
         typer.Option(
             metavar="auto|PATH",
-            help="Continue from a checkpoint; `auto` takes the newest of the output directory, and starts anew when "
-            "there is none.",
+            help="Continue from a checkpoint, or from the newest one of a run's directory; `auto` takes the newest of "
+            "the output directory, and starts anew when there is none.",
         ),
     ] = None,
     load_weights_only: Annotated[

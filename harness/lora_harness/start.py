@@ -18,6 +18,7 @@ from lora_harness.checkpoint import (
     read_state,
     weights_differences,
 )
+from lora_harness.checkpoint.state import STATE_FILE
 from lora_harness.config import TrainConfig
 from lora_harness.report import refuse_used_output
 from lora_harness.report.summary import FILE_NAME as SUMMARY_NAME
@@ -73,12 +74,12 @@ def choose_start(
         facts: its parallel sizes; the checkpoint may be of other sizes.
         prompts: the run's training prompts.
         resume: `auto` (the newest checkpoint of the output directory, a new run when there is none), the path of a
-            checkpoint, or None (a new run).
+            checkpoint or of a run's directory (its newest checkpoint), or None (a new run).
         weights_only: take the adapter of the checkpoint at `resume` and nothing else.
 
     Raises:
-        LoraError: listing everything in which the checkpoint differs from the run; the output holds another run; or the
-            warm-start adapter belongs to another base.
+        LoraError: nothing to resume at that path; everything in which the checkpoint differs from the run; the output
+            holds another run; or the warm-start adapter belongs to another base.
     """
     if weights_only and resume in (None, AUTO):
         raise LoraError(
@@ -93,7 +94,7 @@ def choose_start(
     if resume is None:
         return Start(identity=identity)
     assert identity is not None
-    checkpoint = CheckpointDirectory(config.output).newest() if resume == AUTO else Path(resume)
+    checkpoint = CheckpointDirectory(config.output).newest() if resume == AUTO else _named(Path(resume))
     if checkpoint is None:
         _refuse_finished(config.output)
         return Start(identity=identity, resume_at=0)
@@ -150,6 +151,20 @@ class PromptDigest:
     def hexdigest(self) -> str:
         """The digest so far."""
         return self._digest.hexdigest()
+
+
+def _named(path: Path) -> Path:
+    """The checkpoint that `--resume PATH` means."""
+    if (path / STATE_FILE).exists() or not path.is_dir():
+        return path
+    newest = CheckpointDirectory(path).newest()
+    if newest is None:
+        raise LoraError(
+            f"--resume {path}",
+            reason="is neither a checkpoint nor the directory of a run with checkpoints",
+            cure="give RUN/checkpoints/step-N, the RUN directory, or auto",
+        )
+    return newest
 
 
 def _other_prompts(state: RunState, config: TrainConfig, prompts: Sequence[Example]) -> Iterator[Diagnostic]:

@@ -190,6 +190,16 @@ def test_auto_without_a_checkpoint_starts_anew_but_not_over_a_finished_run(model
     assert "finished run without checkpoints" in next(iter(refused(config).values()))
 
 
+def test_the_directory_of_a_run_means_its_newest_checkpoint(model, output, tmp_path):
+    assert start(config_of(model, output), str(output)) == start(config_of(model, output), AUTO)
+    new = config_of(model, tmp_path / "new")
+    found = start(new, str(output), weights_only=True)
+    assert found.weights_only and found.checkpoint == output / "checkpoints" / "step-000003"
+    (tmp_path / "empty").mkdir()
+    ((subject, said),) = refused(new, str(tmp_path / "empty")).items()
+    assert subject == f"--resume {tmp_path / 'empty'}" and "give RUN/checkpoints/step-N" in said
+
+
 def test_a_path_without_a_checkpoint(model, tmp_path):
     ((subject, said),) = refused(config_of(model, tmp_path / "run"), str(tmp_path / "absent")).items()
     assert subject.endswith("state.json") and "cannot be read" in said
