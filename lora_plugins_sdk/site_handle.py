@@ -12,8 +12,10 @@ from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.factors import LoraFactors
 from lora_plugins_sdk.input_gradient import BranchInput
+from lora_plugins_sdk.pack import QueryGroups
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.site import SiteKind
 from lora_plugins_sdk.table import SitePlan
 
 FACTORS = "lora"
@@ -98,6 +100,29 @@ def check_host(module: nn.Module, plan: SitePlan, facts: RunFacts) -> None:
             where,
             reason="its norm is not fused into it, or it cannot return the normed input (no `return_layernorm_output`)",
             cure="build the model on Transformer Engine or on lora_plugins_sdk.hosts.torch_backend",
+        )
+    if not plan.site.fused_norm and hasattr(module, "layer_norm_weight") and hasattr(module, "return_layernorm_output"):
+        raise LoraError(
+            where,
+            reason="normalises its input itself, but its site is declared without a fused norm: the branch would "
+            "read the input before the norm",
+            cure="declare the site with fused_norm=True in the plugin's architecture",
+        )
+    split = getattr(weight, "partition_dim", None) if getattr(weight, "tensor_model_parallel", False) else None
+    if (plan.site.kind, split) in ((SiteKind.COLUMN, 1), (SiteKind.ROW, 0)):
+        raise LoraError(
+            where,
+            reason=f"tensor parallelism splits its weight along dimension {split}, its site is declared "
+            f"{plan.site.kind.name}",
+            cure="declare the kind that the host linear has (COLUMN splits dimension 0, ROW dimension 1)",
+        )
+    groups = getattr(getattr(module, "config", None), "num_query_groups", None)
+    if isinstance(plan.site.pack, QueryGroups) and groups is not None and groups != plan.layout.blocks:
+        raise LoraError(
+            where,
+            reason=f"was built with num_query_groups={groups}, the HF config gives {plan.site.pack.groups}="
+            f"{plan.layout.blocks}: its rows are interleaved otherwise",
+            cure="attach with the config.json that the model was built with",
         )
     if getattr(module, "sequence_parallel", facts.sequence_parallel) != facts.sequence_parallel:
         raise LoraError(

@@ -1,6 +1,7 @@
 """Attach and detach: what they change, what they put back, what they refuse."""
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,12 +189,36 @@ def copy_tower(model: ToyModel) -> None:
     model.language_model.vision = copy.deepcopy(model.vision)
 
 
+def fuse_norm(model: ToyModel) -> None:
+    linear = model.decoder.layers[1].mlp.linear_fc1
+    linear.layer_norm_weight = nn.Parameter(torch.ones(12))
+    linear.return_layernorm_output = False  # type: ignore[assignment]
+
+
+def split_columns(model: ToyModel) -> None:
+    weight = model.output_layer.weight
+    weight.tensor_model_parallel, weight.partition_dim = True, 1  # type: ignore[attr-defined]
+
+
+def split_rows(model: ToyModel) -> None:
+    weight = model.decoder.layers[0].self_attention.linear_proj.weight
+    weight.tensor_model_parallel, weight.partition_dim = True, 0  # type: ignore[attr-defined]
+
+
+def regroup_heads(model: ToyModel) -> None:
+    model.decoder.layers[0].self_attention.linear_qkv.config = SimpleNamespace(num_query_groups=4)  # type: ignore
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (widen, r"output_layer: its weight has shape \(9, 12\), the HF config and run give \(7, 12\)"),
         (drop_layer, r"decoder.layers.1.self_attention.linear_qkv and 3 more: is on no pipeline stage"),
         (unfuse_norm, r"decoder.layers.1.self_attention.linear_qkv: its norm is not fused"),
+        (fuse_norm, r"decoder.layers.1.mlp.linear_fc1: normalises its input itself.*fused_norm=True"),
+        (split_columns, r"output_layer: tensor parallelism splits its weight along dimension 1.*declared COLUMN"),
+        (split_rows, r"layers.0.self_attention.linear_proj: .* along dimension 0.*declared ROW"),
+        (regroup_heads, r"linear_qkv: was built with num_query_groups=4, the HF config gives num_key_value_heads=2"),
         (gather_output, r"output_layer: gathers its output over TP"),
         (split_sequence, r"decoder.layers.0.mlp.linear_fc2: was built with sequence_parallel=True"),
         (wrap_buffers, r"is wrapped for data parallelism already.*attach first, then wrap"),
