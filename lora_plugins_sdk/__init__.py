@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lora_plugins_sdk.architecture import Architecture, BaseWeight
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.dims import ModelDims, read_hf_config
-from lora_plugins_sdk.errors import Diagnostic, LoraError
+from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.fingerprint import base_fingerprint
 from lora_plugins_sdk.hookspecs import HOOKSPEC_API, hookimpl
 from lora_plugins_sdk.manager import SelectedPlugin
@@ -98,6 +98,7 @@ __all__ = [
     "load_adam_moments",
     "load_base_weights",
     "load_plugin",
+    "raise_if_any",
     "read_adapter",
     "read_hf_config",
     "reduce_grads",

@@ -100,10 +100,13 @@ def blocks(page: Path) -> list[Block]:
 
 
 def write_files(page: Path, folder: Path) -> None:
-    """The blocks that a page shows as files."""
+    """The blocks that a page shows as files; several blocks of one file make it up in order."""
+    files: dict[str, str] = {}
     for block in blocks(page):
         if block.file is not None:
-            (folder / block.file).write_text(block.text)
+            files[block.file] = "\n\n".join(filter(None, [files.get(block.file), block.text]))
+    for name, text in files.items():
+        (folder / name).write_text(text)
 
 
 def run_python(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -9,8 +9,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 
 from lora_plugin_qwen3.architecture import ARCHITECTURE
-from lora_plugins_sdk import ParallelRun
-from lora_plugins_sdk.errors import raise_if_any
+from lora_plugins_sdk import ParallelRun, raise_if_any
 from lora_plugins_sdk.hosts.gpt import build_gpt, transformer_config
 from lora_plugins_sdk.hosts.hf_fields import rope_theta, unsupported_fields
 from lora_plugins_sdk.hosts.sizes import dense_size_fields, dense_size_problems
