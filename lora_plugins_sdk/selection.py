@@ -75,9 +75,14 @@ def _by_name(rows: Sequence[DiscoveredPlugin], plugin: str) -> DiscoveredPlugin:
         raise LoraError(
             f"plugin {plugin!r}",
             reason=f"two plugins have this name: {' and '.join(row.origin for row in hits)}",
-            cure=f"use --plugin {hits[0].qualified_name} or --plugin {hits[1].qualified_name}",
+            cure=_choose(hits),
         )
     return hits[0]
+
+
+def _choose(rows: Sequence[DiscoveredPlugin]) -> str:
+    options = " or ".join(f"--plugin {row.qualified_name}" for row in rows)
+    return f"use {options}; in a training config, model.plugin = {rows[0].qualified_name!r} or likewise"
 
 
 def _by_claim(rows: Sequence[DiscoveredPlugin], wanted: str, architecture: str | None) -> DiscoveredPlugin:
@@ -86,7 +91,7 @@ def _by_claim(rows: Sequence[DiscoveredPlugin], wanted: str, architecture: str |
         raise LoraError(
             wanted,
             reason=f"claimed by {' and '.join(row.origin for row in hits)}",
-            cure=f"choose one: --plugin {' or --plugin '.join(row.qualified_name for row in hits)}",
+            cure=_choose(hits),
         )
     if hits:
         return hits[0]

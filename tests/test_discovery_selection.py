@@ -76,7 +76,8 @@ def test_two_plugins_for_one_model_type_are_an_error_that_plugin_resolves(instal
     first, second = install("one", toy_plugin), install("two", toy_plugin)
     with pytest.raises(LoraError, match="model type 'toy_model': claimed by") as caught:
         load_plugin("toy_model")
-    for text in (str(first), str(second), "--plugin one-dist:one", "--plugin two-dist:two"):
+    option = "model.plugin = 'one-dist:one'"
+    for text in (str(first), str(second), "--plugin one-dist:one", "--plugin two-dist:two", option):
         assert text in str(caught.value)
     assert load_plugin("toy_model", plugin="two").name == "two"
 
@@ -84,7 +85,10 @@ def test_two_plugins_for_one_model_type_are_an_error_that_plugin_resolves(instal
 def test_two_plugins_of_one_name_are_told_apart_by_distribution(install: Install, toy_plugin: str) -> None:
     install("toy", toy_plugin, distribution="left", version="1.0")
     install("toy", toy_plugin, distribution="right", version="2.0")
-    with pytest.raises(LoraError, match=re.escape("use --plugin left:toy or --plugin right:toy")):
+    with pytest.raises(
+        LoraError,
+        match=re.escape("use --plugin left:toy or --plugin right:toy; in a training config, model.plugin = 'left:toy'"),
+    ):
         load_plugin("toy_model", plugin="toy")
     assert load_plugin("toy_model", plugin="right:toy").version == "2.0"
 

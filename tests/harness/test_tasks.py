@@ -212,8 +212,15 @@ class TestJsonl:
             make(kind="jsonl", train_path=str(tmp_path / "absent.jsonl"))
 
     def test_too_few_held_out_rows(self, numbers):
-        with pytest.raises(LoraError, match=r"eval\.count = 64: there are only 2 held-out rows"):
+        said = r"eval\.count = 64: there are only 2 held-out rows -> set eval\.count to 2 or less, or "
+        with pytest.raises(LoraError, match=said + r"raise task\.eval_fraction = 0\.1, or give task\.eval_path"):
             make(kind="jsonl", train_path=str(numbers)).prompts("eval", 64, 0)
+
+    def test_too_few_rows_in_a_held_out_file(self, tmp_path, numbers):
+        path = write_rows(tmp_path / "eval.jsonl", [{"prompt": "say 99", "answer": 99}])
+        task = make(kind="jsonl", train_path=str(numbers), eval_path=str(path))
+        with pytest.raises(LoraError, match=r"set eval\.count to 1 or less, or add rows to task\.eval_path"):
+            task.prompts("eval", 2, 0)
 
     def test_files_that_share_a_prompt(self, tmp_path, numbers):
         path = write_rows(tmp_path / "eval.jsonl", [{"prompt": "say 3", "answer": 3}])

@@ -34,12 +34,16 @@ class ReasoningGymTask(PromptSection):
 class JsonlTask(PromptSection):
     kind: Literal["jsonl"]
     train_path: PathOption = Field(description="JSONL file, one object a line")
-    eval_path: PathOption | None = Field(default=None, description="JSONL file of held-out rows")
+    eval_path: PathOption | None = Field(
+        default=None,
+        description="JSONL file of held-out rows, eval.count or more; none of their prompts may be in train_path",
+    )
     eval_fraction: float | None = Field(
         default=None,
         gt=0,
         lt=1,
-        description="share of train_path's rows held out when there is no eval_path; default 0.1",
+        description="share of train_path's different prompts held out when there is no eval_path; rows of one prompt "
+        "stay together, and eval.count or more must be held out; default 0.1",
     )
     prompt_key: str = Field(default="prompt", description="key of a row that holds the prompt text")
     answer_key: str = Field(default="answer", description="key of a row that holds the right answer")

@@ -46,7 +46,7 @@ class JsonlTask:
             raise LoraError(
                 f"eval.count = {count}",
                 reason=f"there are only {len(rows)} held-out rows",
-                cure=f"use {len(rows)} or less, or hold out more (task.eval_path, task.eval_fraction)",
+                cure=f"set eval.count to {len(rows)} or less, or {self._hold_out_more()}",
             )
         return LazyExamples(count, _passes(rows, random.Random(f"{seed}/{split}")))
 
@@ -54,6 +54,11 @@ class JsonlTask:
         """See `Task.score`."""
         section = self._section
         return guarded_score(self._scorer, example, completion, name=section.scorer, answer_tag=section.answer_tag)
+
+    def _hold_out_more(self) -> str:
+        if self._section.eval_path is not None:
+            return "add rows to task.eval_path"
+        return f"raise task.eval_fraction = {self._section.eval_fraction}, or give task.eval_path"
 
     def _read(self, path: Path, key: str) -> list[Example]:
         try:
