@@ -12,6 +12,7 @@ from torch import nn
 
 from lora_plugins_sdk.adapter import LoraAdapter, Model, adapter_of, chunks_of, find_adapter, mark
 from lora_plugins_sdk.agreement import Claim, agree, claim_of, place_on_stages
+from lora_plugins_sdk.arguments import expect, expect_model
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.dims import read_hf_config
 from lora_plugins_sdk.errors import LoraError
@@ -46,10 +47,21 @@ def attach(
         The adapter; free functions such as `reduce_grads(model)` find it on the model.
 
     Raises:
-        LoraError: nothing was changed. A bad target or size, a host module that is missing, of another shape or already
-            adapted, a model that is wrapped already, or ranks that disagree.
+        LoraError: nothing was changed. An argument of another type, a bad target or size, layers that the config does
+            not have, a host module that is missing, of another shape or already adapted, a model without values or
+            wrapped already, or ranks that disagree.
     """
-    run = run or ParallelRun.single()
+    run = ParallelRun.single() if run is None else run
+    expect_model(model)
+    expect("plugin", plugin, SelectedPlugin, cure='select one: load_plugin("NAME") or SelectedPlugin.of(architecture)')
+    expect(
+        "hf_config",
+        hf_config,
+        (Mapping, str, Path),
+        cure="give config.to_dict() of a transformers config" if hasattr(hf_config, "to_dict") else "give config.json",
+    )
+    expect("lora", lora, LoraConfig, cure="make one: LoraConfig(rank=..., alpha=...)")
+    expect("run", run, ParallelRun, cure="use ParallelRun.from_megatron(), or initialize_megatron(facts)")
     try:
         return _attach(chunks_of(model), plugin, read_hf_config(hf_config), lora, run)
     except Exception as error:

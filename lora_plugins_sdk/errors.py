@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+MOST_SHOWN = 20
+"""Diagnostics in one error's message."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnostic:
@@ -40,10 +43,13 @@ class LoraError(ValueError):
 
     @classmethod
     def from_diagnostics(cls, title: str, diagnostics: Iterable[Diagnostic]) -> LoraError:
-        """One error that shows every diagnostic of a validation pass together."""
+        """One error for every diagnostic of a validation pass; its message shows the first `MOST_SHOWN` of them."""
         found = tuple(diagnostics)
         assert found, "an error without a diagnostic tells the user nothing"
-        return _rebuild(cls, "\n".join([title, *(f"  - {one}" for one in found)]), found)
+        lines = [f"  - {one}" for one in found[:MOST_SHOWN]]
+        if len(found) > MOST_SHOWN:
+            lines.append(f"  ... and {len(found) - MOST_SHOWN} more")
+        return _rebuild(cls, "\n".join([title, *lines]), found)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Ranks send each other their errors; the default would call the class with the message alone.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.run import RunFacts
 
 
@@ -37,9 +38,20 @@ class ParallelRun:
 
     @classmethod
     def from_megatron(cls, *, sequence_parallel: bool = False) -> ParallelRun:
-        """Read sizes, ranks and groups from megatron-core's initialised `parallel_state`."""
+        """Read sizes, ranks and groups from megatron-core's initialised `parallel_state`.
+
+        Raises:
+            LoraError: it is not initialised.
+        """
         from megatron.core import parallel_state as ps
 
+        if not ps.model_parallel_is_initialized():
+            raise LoraError(
+                "megatron-core's parallel state",
+                reason="is not initialised, so there are no groups to read",
+                cure="call lora_plugins_sdk.hosts.initialize.initialize_megatron(facts), or in your own trainer "
+                "torch.distributed.init_process_group and parallel_state.initialize_model_parallel",
+            )
         return cls(
             facts=RunFacts(
                 tp=ps.get_tensor_model_parallel_world_size(),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from lora_plugins_sdk.adapter import LoraAdapter, Model, adapter_of
+from lora_plugins_sdk.arguments import expect, expect_model
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 from lora_plugins_sdk.peft_config import plain_lora_problems
 from lora_plugins_sdk.peft_files import PeftAdapter
@@ -26,6 +27,8 @@ def import_adapter(model: Model, saved: PeftAdapter) -> None:
             that are
             missing, left over, transposed, of another rank or shape, not floating point, or not finite.
     """
+    expect_model(model)
+    expect("saved", saved, PeftAdapter, cure="read it first: read_adapter(directory)")
     adapter = adapter_of(model)
     try:
         raise_if_any(
@@ -66,8 +69,13 @@ def _tensor_problems(adapter: LoraAdapter, saved: PeftAdapter) -> Iterator[Diagn
         )
         expected |= {name: tuple(tensor.shape) for name, tensor in named.items()}
     yield from _names(expected, saved.tensors)
-    for name in expected.keys() & saved.tensors.keys():
-        yield from _content(name, saved.tensors[name], expected[name], adapter.table.lora.rank)
+    rank = adapter.table.lora.rank
+    saved_rank = saved.config.get("r")
+    for name in sorted(expected.keys() & saved.tensors.keys()):
+        implied = tuple(saved_rank if size == rank else size for size in expected[name])
+        # The config's rank is reported already; a tensor of that rank adds nothing.
+        if tuple(saved.tensors[name].shape) != implied or saved_rank == rank:
+            yield from _content(name, saved.tensors[name], expected[name], rank)
 
 
 def _names(expected: Iterable[str], found: Iterable[str]) -> Iterator[Diagnostic]:

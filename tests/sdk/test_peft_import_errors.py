@@ -117,6 +117,25 @@ def test_an_rslora_adapter_is_not_read_as_a_plain_one() -> None:
         import_adapter(model, export_adapter(adapted()))
 
 
+def test_another_rank_is_one_problem() -> None:
+    exported = export_adapter(adapted(LoraConfig(rank=3, alpha=4, target_modules=("all-linear",))))
+    assert [one.subject for one in refused(exported).diagnostics] == ["r=3"]
+    tensors = {**exported.tensors, A: torch.zeros(5, 12)}
+    assert [one.subject for one in refused(PeftAdapter(tensors=tensors, config=exported.config)).diagnostics] == [
+        "r=3",
+        A,
+    ]
+
+
+def test_many_problems_are_sorted_and_their_message_is_short() -> None:
+    exported = export_adapter(adapted())
+    tensors = {name: tensor * float("nan") for name, tensor in exported.tensors.items()}
+    error = refused(PeftAdapter(tensors=tensors, config=exported.config))
+    assert [one.subject for one in error.diagnostics] == sorted(tensors) and len(tensors) > 20
+    assert len(str(error).splitlines()) == 22
+    assert str(error).endswith(f"... and {len(tensors) - 20} more")
+
+
 def test_without_an_attached_adapter() -> None:
     with pytest.raises(LoraError, match="has no adapter attached"):
         import_adapter(toy_model(), export_adapter(adapted()))
