@@ -91,6 +91,9 @@ def train(
     loaded = load_config(config, overrides or ())
     if resume is None:
         refuse_used_output(loaded.output)
+    if os.environ.get("RANK", "0") == "0":
+        # Importing torch and reading a large model take a while in which nothing else is shown.
+        typer.echo(f"loading the data and the model {loaded.model.path} ...")
     from lora_harness.train import run_training
 
     run_training(loaded, resume=resume, load_weights_only=load_weights_only)

@@ -75,6 +75,15 @@ def test_train_hands_over_the_config_with_its_overrides(call, config, calls):
     assert loaded.steps == 9 and loaded.output == Path("runs/x")
 
 
+def test_the_first_rank_says_at_once_that_it_loads(call, config, calls, monkeypatch):
+    for rank, said in ((None, True), ("0", True), ("1", False)):
+        if rank is not None:
+            monkeypatch.setenv("RANK", rank)
+        code, out, _ = call("train", str(config))
+        assert code == 0 and (out == "loading the data and the model base ...\n") is said and bool(out) is said
+    assert len(calls) == 3
+
+
 def test_train_hands_over_where_to_start(call, config, calls, tmp_path):
     (tmp_path / "runs" / "grpo").mkdir(parents=True)
     MetricsWriter(tmp_path / "runs" / "grpo").__exit__(None, None, None)
