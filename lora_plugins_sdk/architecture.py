@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lora_plugins_sdk.dims import ModelDims
+from lora_plugins_sdk.dims import ModelDims, check_expression
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.pack import Pack
-from lora_plugins_sdk.site import Site, Tied
+from lora_plugins_sdk.site import Site, Tied, check_path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +22,9 @@ class BaseWeight:
         pack: row layout when TP splits the rows; None when the tensor is not split by rows.
         split_columns: TP splits the second dimension (ROW weights).
         tied: under its flag the tensor is another one's alias: the host may lack it, and a checkpoint may hold a copy.
+
+    Raises:
+        LoraError: a placeholder other than `{layer}`.
     """
 
     host: str
@@ -28,6 +32,10 @@ class BaseWeight:
     pack: Pack | None = None
     split_columns: bool = False
     tied: Tied | None = None
+
+    def __post_init__(self) -> None:
+        for path in (self.host, *self.hf):
+            check_path(path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +51,9 @@ class Architecture:
         fallbacks: expressions for config keys that HF lets a config omit.
         tiny_config: HF config of a model small enough for `lora-plugins check`; empty when there is none.
         lacks: capability -> reason, for what the conformance kit must not expect (the names are the kit's).
+
+    Raises:
+        LoraError: one host path declared twice, or a size that is no integer expression.
     """
 
     name: str
@@ -53,6 +64,18 @@ class Architecture:
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     tiny_config: Mapping[str, object] = field(default_factory=dict)
     lacks: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for expression in (self.num_layers, *self.fallbacks.values()):
+            check_expression(expression)
+        declared = [*(f"{site.path}.weight" for site in self.sites), *(weight.host for weight in self.base_weights)]
+        twice = [path for path, count in Counter(declared).items() if count > 1]
+        if twice:
+            raise LoraError(
+                f"architecture {self.name!r}",
+                reason=f"declares the host weight {twice[0]!r} twice",
+                cure="declare each host path once: as a site, or in base_weights",
+            )
 
     def dims(self, hf_config: Mapping[str, object]) -> ModelDims:
         """Sizes of one model of this architecture.

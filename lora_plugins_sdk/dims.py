@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import operator
 import os
 from collections.abc import Callable, Mapping
@@ -18,6 +19,38 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
 }
+
+
+def check_expression(expression: str) -> None:
+    """Refuse what is no integer expression for any config: `+ - * //` over config keys and integers, parentheses.
+
+    Raises:
+        LoraError: the expression uses anything else, or is no expression.
+    """
+    _check(_parse(expression), expression)
+
+
+def _parse(expression: str) -> ast.expr:
+    try:
+        return ast.parse(expression, mode="eval").body
+    except (SyntaxError, ValueError) as error:
+        raise _not_integer(expression) from error
+
+
+def _check(node: ast.expr, expression: str) -> None:
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        _check(node.left, expression)
+        _check(node.right, expression)
+    elif not isinstance(node, ast.Name) and not (isinstance(node, ast.Constant) and type(node.value) is int):
+        raise _not_integer(expression)
+
+
+def _not_integer(expression: str) -> LoraError:
+    return LoraError(
+        f"dimension {expression!r}",
+        reason="not an integer expression",
+        cure="use config keys, integers, + - * // and ()",
+    )
 
 
 class ModelDims:
@@ -39,14 +72,14 @@ class ModelDims:
         Raises:
             LoraError: a key is missing or not an integer, or the expression uses anything else.
         """
-        return self._value(ast.parse(expression, mode="eval").body, expression)
+        return self._value(_parse(expression), expression)
 
     def flag(self, key: str) -> bool:
         """A boolean config key; false when the config lacks it."""
         return bool(self.config.get(key, False))
 
     def _value(self, node: ast.expr, expression: str) -> int:
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        if isinstance(node, ast.Constant) and type(node.value) is int:
             return node.value
         if isinstance(node, ast.Name):
             return self._name(node.id, expression)
@@ -59,21 +92,20 @@ class ModelDims:
                     cure="use the config.json that belongs to this model type",
                 )
             return _OPERATORS[type(node.op)](left, right)
-        raise LoraError(
-            f"dimension {expression!r}",
-            reason="not an integer expression",
-            cure="use config keys, integers, + - * // and ()",
-        )
+        raise _not_integer(expression)
 
     def _name(self, key: str, expression: str) -> int:
         value = self.config.get(key)
         if value is None and key in self.fallbacks:
             return self.resolve(self.fallbacks[key])
         if isinstance(value, bool) or not isinstance(value, int):
+            state = f"{value!r}, not an integer" if key in self.config else "missing"
+            close = difflib.get_close_matches(key, {*self.config, *self.fallbacks} - {key}, n=1)
+            respell = f", or correct the expression if {close[0]!r} is meant" if close else ""
             raise LoraError(
                 f"config key {key!r}",
-                reason=f"needed for dimension {expression!r}, but it is {value!r}" if key in self.config else "missing",
-                cure="use the config.json that belongs to this model type",
+                reason=f"{state}; dimension {expression!r} needs it",
+                cure=f"use the config.json that belongs to this model type{respell}",
             )
         return value
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from lora_plugins_sdk.dims import ModelDims
+from lora_plugins_sdk.dims import ModelDims, check_expression
 from lora_plugins_sdk.errors import LoraError
 
 
@@ -111,6 +111,9 @@ class QueryGroups:
     """
 
     groups: str = "num_key_value_heads"
+
+    def __post_init__(self) -> None:
+        check_expression(self.groups)
 
     def resolve(self, dims: ModelDims, rows: Sequence[int], tp: int) -> BlockLayout:
         groups = dims.resolve(self.groups)

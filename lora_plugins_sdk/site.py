@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import string
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from lora_plugins_sdk.dims import check_expression
+from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.pack import Concat, Pack
+
+
+def check_path(path: str) -> None:
+    """Refuse a declared path with a placeholder other than `{layer}`.
+
+    Raises:
+        LoraError: another placeholder, or unbalanced braces.
+    """
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(path) if name is not None]
+    except ValueError:
+        names = ["unbalanced braces"]
+    unknown = [name for name in names if name != "layer"]
+    if unknown:
+        raise LoraError(
+            f"path {path!r}",
+            reason=f"has the unknown placeholder {unknown[0]!r}",
+            cure="write {layer} for the layer number; there is no other placeholder",
+        )
 
 
 class SiteKind(StrEnum):
@@ -24,11 +46,19 @@ class Projection:
         hf: HF module path; `{layer}` stands for the layer number.
         in_dim: input width, an expression over the HF config.
         out_dim: output width, likewise.
+
+    Raises:
+        LoraError: another placeholder, or a width that is no integer expression.
     """
 
     hf: str
     in_dim: str
     out_dim: str
+
+    def __post_init__(self) -> None:
+        check_path(self.hf)
+        check_expression(self.in_dim)
+        check_expression(self.out_dim)
 
     @property
     def leaf(self) -> str:
@@ -64,6 +94,9 @@ class Site:
         region: part of a multimodal model, matched against `LoraConfig.scope`.
         all_linear: whether the target `all-linear` includes it (PEFT leaves the output head out).
         tied: the weight may be an alias of another tensor; it then cannot be adapted.
+
+    Raises:
+        LoraError: another placeholder, no projection, or several on a site that is not COLUMN.
     """
 
     path: str
@@ -74,6 +107,15 @@ class Site:
     region: str = "language"
     all_linear: bool = True
     tied: Tied | None = None
+
+    def __post_init__(self) -> None:
+        check_path(self.path)
+        if not self.projections or (self.kind is not SiteKind.COLUMN and len(self.projections) > 1):
+            raise LoraError(
+                f"site {self.path!r}",
+                reason=f"has {len(self.projections)} projections, and its kind is {self.kind}",
+                cure="give it one projection; only a column site packs several",
+            )
 
     @property
     def name(self) -> str:

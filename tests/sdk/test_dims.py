@@ -43,7 +43,12 @@ def test_an_explicit_key_wins_over_its_fallback() -> None:
 
 @pytest.mark.parametrize(
     ("config", "reason"),
-    [({}, "missing"), ({"hidden_size": "64"}, "'64'"), ({"hidden_size": True}, "True"), ({"hidden_size": 6.0}, "6.0")],
+    [
+        ({}, "missing"),
+        ({"hidden_size": "64"}, "'64'"),
+        ({"hidden_size": True}, "True"),
+        ({"hidden_size": 6.0}, "6.0"),
+    ],
 )
 def test_a_key_that_is_no_integer_is_an_error_that_names_it(config: dict, reason: str) -> None:
     with pytest.raises(LoraError, match=r"config key 'hidden_size'") as error:
@@ -51,7 +56,16 @@ def test_a_key_that_is_no_integer_is_an_error_that_names_it(config: dict, reason
     assert reason in str(error.value)
 
 
-@pytest.mark.parametrize("expression", ["hidden_size / 2", "int(hidden_size)", "hidden_size ** 2", "1.5", "'a'"])
+def test_a_misspelt_key_is_named_with_its_expression_and_a_near_match() -> None:
+    with pytest.raises(LoraError) as error:
+        ModelDims({"hidden_size": 4}).resolve("2 * hiden_size")
+    assert "'hiden_size'" in str(error.value) and "'2 * hiden_size'" in str(error.value)
+    assert "if 'hidden_size' is meant" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "expression", ["hidden_size / 2", "int(hidden_size)", "hidden_size ** 2", "1.5", "'a'", "True", "a b", ""]
+)
 def test_anything_else_than_integer_arithmetic_is_refused(expression: str) -> None:
     with pytest.raises(LoraError, match="not an integer expression"):
         ModelDims({"hidden_size": 4}).resolve(expression)
