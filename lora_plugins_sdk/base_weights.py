@@ -63,7 +63,7 @@ def load_base_weights(
             f"{hf_directory} does not fit this model:",
             [
                 *_unaccounted(sources, files, dims),
-                *_unsourced(model, parameters, sources),
+                *_unsourced(model, parameters, declared, sources, run),
                 *_wrong_shapes(plugin.architecture, config, sources, files),
             ],
         )
@@ -123,7 +123,17 @@ def _unaccounted(sources: list[_Source], files: HfTensors, dims: ModelDims) -> I
         )
 
 
-def _unsourced(model: Model, parameters: dict[str, nn.Parameter], sources: list[_Source]) -> Iterator[Diagnostic]:
+def _unsourced(
+    model: Model,
+    parameters: dict[str, nn.Parameter],
+    declared: Sequence[BaseWeight],
+    sources: list[_Source],
+    run: ParallelRun,
+) -> Iterator[Diagnostic]:
+    matched = {source.weight.host for source in sources if source.host in parameters}
+    # With more than one pipeline stage, what this rank lacks may be another's.
+    unmatched = [one.host for one in declared if one.host not in matched and not one.tied] if run.facts.pp == 1 else []
+    misspelt = f" (declared, but not in the model: {', '.join(unmatched)})" if unmatched else ""
     covered = {id(parameter) for name, parameter in parameters.items() if name in {one.host for one in sources}}
     for chunk in chunks_of(model):
         for name, parameter in chunk.named_parameters():
@@ -131,7 +141,8 @@ def _unsourced(model: Model, parameters: dict[str, nn.Parameter], sources: list[
                 yield Diagnostic(
                     subject=name,
                     reason="is a base parameter without a HF source",
-                    cure="declare it in the architecture's base_weights",
+                    cure=f"add the site it belongs to or correct that site's path{misspelt}; "
+                    "if it belongs to none, declare it in the architecture's base_weights",
                 )
 
 

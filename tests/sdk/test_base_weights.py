@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from sdk_toy import HF_CONFIG
 from sdk_toy_host import ToyModel, hf_weights, randomize, toy_inputs, toy_model, toy_plugin
 from torch import Tensor, nn
 
-from lora_plugins_sdk import LoraConfig, LoraError, adapter_of, attach, load_base_weights
+from lora_plugins_sdk import LoraConfig, LoraError, SelectedPlugin, adapter_of, attach, load_base_weights
 
 Tensors = dict[str, Tensor]
 Q, GATE = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"
@@ -207,3 +208,15 @@ def test_only_this_ranks_slices_are_read(tmp_path: Path, monkeypatch: pytest.Mon
         head = name in ("lm_head.weight", "model.embed_tokens.weight")  # 7 rows: 4 on rank 0, 3 on rank 1
         assert size == (full[name] if whole else 3 * 12 if head else full[name] // 2), name
     assert torch.equal(model.output_layer.weight[-1], torch.zeros(12).double())
+
+
+def test_a_misspelt_site_path_is_named_as_the_likely_cause(tmp_path: Path) -> None:
+    plugin = toy_plugin()
+    wrong = [replace(site, path=site.path.replace("linear_fc2", "linear_fc_2")) for site in plugin.architecture.sites]
+    plugin = SelectedPlugin.of(replace(plugin.architecture, sites=tuple(wrong)))
+    with pytest.raises(LoraError) as error:
+        load_base_weights(empty_model(), plugin, checkpoint(tmp_path))
+    (first, second) = error.value.diagnostics
+    assert first.subject == "decoder.layers.0.mlp.linear_fc2.weight" and first.cure == second.cure
+    assert "not in the model: decoder.layers.{layer}.mlp.linear_fc_2.weight" in first.cure
+    assert "site's path" in first.cure and "base_weights" in first.cure
