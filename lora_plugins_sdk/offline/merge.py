@@ -20,7 +20,7 @@ from lora_plugins_sdk.offline.products import product_norm
 from lora_plugins_sdk.offline.shard import stored_dtype, write_shard
 from lora_plugins_sdk.offline.workers import run_all
 from lora_plugins_sdk.safetensors_header import DTYPE_BITS, SafetensorsHeader, read_header
-from lora_plugins_sdk.staging import refuse_output, staged_directory
+from lora_plugins_sdk.staging import refuse_output, staged_directory, sync
 from lora_plugins_sdk.weight_files import INDEX_FILE, WeightFiles, read_weight_files
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -171,14 +171,11 @@ def _write_weights(
         proceed()
         advance(size)
 
-    return write_shard(
-        header,
-        place / header.path.name,
-        plan.folds,
-        scale=plan.adapter.lora.scale,
-        dtype=_code(plan.dtype),
-        advance=step,
-    )
+    target = place / header.path.name
+    lost = write_shard(header, target, plan.folds, scale=plan.adapter.lora.scale, dtype=_code(plan.dtype), advance=step)
+    # Done again for all at the end; here the disk works while others compute.
+    sync(target)
+    return lost
 
 
 def _code(dtype: str | None) -> str | None:
