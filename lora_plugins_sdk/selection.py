@@ -111,11 +111,14 @@ def _by_claim(rows: Sequence[DiscoveredPlugin], wanted: str, architecture: str |
 
 def _refuse_unusable(row: DiscoveredPlugin) -> None:
     if row.status is PluginStatus.BROKEN:
-        remedy = f"repair {row.source}" if row.distribution is None else f"update or reinstall {row.distribution}"
+        if row.distribution is None:  # a file, which `doctor` does not see
+            cure = f"repair it; `python {row.source}` shows the traceback of an import that fails"
+        else:
+            cure = f"update or reinstall {row.distribution}; `lora-plugins doctor` shows where it fails"
         raise LoraError(
             f"plugin {row.origin}",
             reason=f"is broken: {row.error}",
-            cure=f"{remedy}; `lora-plugins doctor` shows where it fails",
+            cure=cure,
         )
     if row.status is PluginStatus.DISABLED:
         raise LoraError(f"plugin {row.origin}", reason=f"is disabled: {row.error}", cure="change that variable")

@@ -60,6 +60,14 @@ def test_a_broken_selected_plugin_names_distribution_version_file_cause_and_cure
         assert text in str(caught.value)
 
 
+def test_a_broken_file_is_not_sent_to_doctor_which_does_not_see_files(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("1 / 0\n")
+    with pytest.raises(LoraError, match="is broken: ZeroDivisionError") as error:
+        load_plugin("toy_model", plugin=str(file))
+    assert f"`python {file}`" in str(error.value) and "doctor" not in str(error.value)
+
+
 def test_a_broken_plugin_with_the_architecture_s_name_is_reported_as_broken(install: Install) -> None:
     install("toy", "1 / 0")
     with pytest.raises(LoraError, match="is broken: ZeroDivisionError"):
