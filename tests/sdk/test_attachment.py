@@ -190,9 +190,9 @@ def copy_tower(model: ToyModel) -> None:
 
 
 def fuse_norm(model: ToyModel) -> None:
-    linear = model.decoder.layers[1].mlp.linear_fc1
+    linear: Any = model.get_submodule("decoder.layers.1.mlp.linear_fc1")
     linear.layer_norm_weight = nn.Parameter(torch.ones(12))
-    linear.return_layernorm_output = False  # type: ignore[assignment]
+    linear.return_layernorm_output = False
 
 
 def split_columns(model: ToyModel) -> None:
@@ -201,12 +201,13 @@ def split_columns(model: ToyModel) -> None:
 
 
 def split_rows(model: ToyModel) -> None:
-    weight = model.decoder.layers[0].self_attention.linear_proj.weight
-    weight.tensor_model_parallel, weight.partition_dim = True, 0  # type: ignore[attr-defined]
+    weight: Any = model.get_parameter("decoder.layers.0.self_attention.linear_proj.weight")
+    weight.tensor_model_parallel, weight.partition_dim = True, 0
 
 
 def regroup_heads(model: ToyModel) -> None:
-    model.decoder.layers[0].self_attention.linear_qkv.config = SimpleNamespace(num_query_groups=4)  # type: ignore
+    linear: Any = model.get_submodule("decoder.layers.0.self_attention.linear_qkv")
+    linear.config = SimpleNamespace(num_query_groups=4)
 
 
 @pytest.mark.parametrize(
