@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from typing import Any
 from lora_plugins_sdk.discovered import DiscoveredPlugin, PluginStatus, mark_duplicates
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.examine import architectures_of, check_api
+from lora_plugins_sdk.module_files import import_file
 from lora_plugins_sdk.trace import trace_wanted
 
 GROUP = "lora_plugins"
@@ -114,16 +114,7 @@ def _from_file(path: Path) -> DiscoveredPlugin:
 def _import_file(path: Path) -> ModuleType:
     # The name carries the path's hash: two files of one name are two modules, none shadows an installed one.
     name = f"_lora_plugin_file_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, f"{path} has no loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    return import_file(name, path)
 
 
 def _guarded(row: DiscoveredPlugin, load: Callable[[], Any]) -> DiscoveredPlugin:

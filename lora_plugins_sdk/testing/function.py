@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.module_files import import_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,13 +92,4 @@ class FunctionReference:
     def _load(name: str, file: Path) -> ModuleType:
         if name == "__mp_main__" and getattr(sys.modules.get(name), "__file__", None) == str(file):
             return sys.modules[name]
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None and spec.loader is not None, f"{file} is no python source file"
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-        return module
+        return import_file(name, file)
