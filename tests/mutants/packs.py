@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 
 import lora_plugin_qwen3
-from lora_plugins_sdk import BlockLayout, ParallelRun, RunFacts, Site, SitePlan
+from lora_plugins_sdk import BlockLayout, ParallelRun, Site, SitePlan
 from lora_plugins_sdk.branch import site_delta
 from lora_plugins_sdk.factors import LoraFactors
 from lora_plugins_sdk.testing.conformance import Level
@@ -35,10 +35,11 @@ def _site(leaf: str) -> Site:
 def rows_per_head_not_per_group() -> Iterator[None]:
     """The branch takes q|k|v to alternate with each query head, where the host alternates with each group."""
 
-    def change(plan: SitePlan, facts: RunFacts) -> SitePlan:
-        return replace(plan, layout=replace(plan.layout, blocks=4, runs=tuple(rows // 4 for rows in plan.layout.rows)))
+    def change(right: Delta, plan: SitePlan, run: ParallelRun) -> Delta:
+        runs = tuple(rows // 4 for rows in plan.layout.rows)
+        return site_delta(replace(plan, layout=replace(plan.layout, blocks=4, runs=runs)), run)
 
-    with plan_changed(QKV, change):
+    with delta_changed(QKV, change):
         yield
 
 
@@ -46,10 +47,11 @@ def rows_per_head_not_per_group() -> Iterator[None]:
 def rows_concatenated_not_grouped() -> Iterator[None]:
     """The branch takes q|k|v to follow each other as wholes."""
 
-    def change(plan: SitePlan, facts: RunFacts) -> SitePlan:
-        return replace(plan, layout=BlockLayout(blocks=1, runs=plan.layout.rows, rows=plan.layout.rows))
+    def change(right: Delta, plan: SitePlan, run: ParallelRun) -> Delta:
+        wholes = BlockLayout(blocks=1, runs=plan.layout.rows, rows=plan.layout.rows)
+        return site_delta(replace(plan, layout=wholes), run)
 
-    with plan_changed(QKV, change):
+    with delta_changed(QKV, change):
         yield
 
 
