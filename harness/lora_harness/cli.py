@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lora_harness.quiet import quiet_libraries
+from lora_plugins_sdk.command_line import run_command_line
 from lora_plugins_sdk.errors import LoraError
-
-USER_ERROR = 2
 
 app = typer.Typer(
     name="lora-grpo",
@@ -179,12 +177,5 @@ def options() -> None:
 
 def main() -> None:
     """Run the command line. A user's error is one message and exit code 2; `--debug` shows its traceback."""
-    state: dict[str, bool] = {}
-    try:
-        app(obj=state)
-    except LoraError as error:
-        if state.get("debug"):
-            raise
-        rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
-        print(f"lora-grpo{rank}: {error}", file=sys.stderr)
-        sys.exit(USER_ERROR)
+    rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
+    run_command_line(app, f"lora-grpo{rank}")

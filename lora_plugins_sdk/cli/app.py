@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -14,9 +13,7 @@ from lora_plugins_sdk.cli.doctor import doctor
 from lora_plugins_sdk.cli.inspect_adapter import inspect_adapter
 from lora_plugins_sdk.cli.list_plugins import list_plugins
 from lora_plugins_sdk.cli.merge import merge
-from lora_plugins_sdk.errors import LoraError
-
-USER_ERROR = 2
+from lora_plugins_sdk.command_line import run_command_line
 
 app = typer.Typer(
     name="lora-plugins",
@@ -46,11 +43,4 @@ def _options(
 
 def main() -> None:
     """Run the command line. A user's error is one message and exit code 2; `--debug` shows its traceback."""
-    state: dict[str, bool] = {}
-    try:
-        app(obj=state)
-    except LoraError as error:
-        if state.get("debug"):
-            raise
-        print(f"lora-plugins: {error}", file=sys.stderr)
-        sys.exit(USER_ERROR)
+    run_command_line(app, "lora-plugins")
