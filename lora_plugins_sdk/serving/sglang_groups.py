@@ -1,0 +1,126 @@
+"""Projections that SGLang computes as one linear: it takes all factors of such a group or none.
+
+It concatenates the factors of a group without looking; a group with a member missing fails or is taken for something
+else. A missing member gets factors of zeros here, which add exactly nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.serving.sglang_places import Place, family_of, text_config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_QKVZ = "in_proj_qkvz"
+_GROUPS = {
+    "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    _QKVZ: ("linear_attn.in_proj_q", "linear_attn.in_proj_k", "linear_attn.in_proj_v", "linear_attn.in_proj_z"),
+    "qkvr": ("attn.wq_du", "attn.wk_dv", "attn.wv_dv", "attn.wr_du"),
+}
+# Families whose q_proj carries an output gate as wide as the queries.
+_GATED = ("qwen3_5", "qwen3_next")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """Factors `a` `[.., rank, in]` and `b` `[.., out, rank]`."""
+
+    a: Tensor
+    b: Tensor
+
+
+def complete_groups(pairs: Mapping[Place, Pair], hf_config: Mapping[str, Any]) -> dict[str, Pair]:
+    """Module in SGLang's terms -> its factors, each group whole; no two tensors share memory.
+
+    Raises:
+        LoraError: a member is missing whose width the config does not tell.
+    """
+    named: dict[str, Pair] = {}
+    for place, pair in pairs.items():
+        if place.module.endswith("linear_attn.in_proj_qkv"):
+            named |= _split_qkv(place, pair, hf_config)
+        else:
+            named[place.module] = pair
+    for place in pairs:
+        _complete(place, named, hf_config)
+    return named
+
+
+def _split_qkv(place: Place, pair: Pair, hf_config: Mapping[str, Any]) -> dict[str, Pair]:
+    """SGLang has four projections where HF has `in_proj_qkv` and `in_proj_z`: the same A, and the rows of B."""
+    stem = place.module.removesuffix("qkv")
+    widths = [_width(f"linear_attn.in_proj_{part}", hf_config) for part in "qkv"]
+    if sum(widths) != pair.b.shape[0]:
+        raise LoraError(
+            place.module,
+            reason=f"lora_B has {pair.b.shape[0]} rows, the config's q, k and v together {sum(widths)}",
+            cure="give the base that the adapter was made for",
+        )
+    parts = pair.b.split(widths)
+    return {f"{stem}{part}": Pair(a=pair.a.clone(), b=b.clone()) for part, b in zip("qkv", parts, strict=True)}
+
+
+def _complete(place: Place, named: dict[str, Pair], hf_config: Mapping[str, Any]) -> None:
+    if place.target == "gate_up_proj":
+        stem = place.module.rsplit(".", 1)[0]
+        have = named[place.module]
+        for leaf in ("gate_proj", "up_proj"):
+            named.setdefault(f"{stem}.{leaf}", Pair(a=have.a.new_zeros(have.a.shape), b=have.b.new_zeros(have.b.shape)))
+        return
+    members = _GROUPS.get(place.target, ())
+    stem = f"layers.{place.layer}."
+    present = [member for member in members if f"{stem}{member}" in named]
+    for member in members:
+        if member not in present:
+            have = named[f"{stem}{present[0]}"]
+            width = _width(member, hf_config)
+            named[f"{stem}{member}"] = Pair(
+                a=have.a.new_zeros(have.a.shape), b=have.b.new_zeros((width, have.b.shape[-1]))
+            )
+
+
+def _width(member: str, hf_config: Mapping[str, Any]) -> int:
+    """Output width of one member of a group.
+
+    Raises:
+        LoraError: the config does not tell.
+    """
+    if family_of(hf_config) == "inkling":
+        raise LoraError(
+            member,
+            reason="SGLang takes q, k, v and r of an Inkling layer together, and this one is missing",
+            cure="train all four (q_proj, k_proj, v_proj, r_proj) or none",
+        )
+    config = text_config(hf_config)
+    heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    keys, values = config.get("linear_num_key_heads"), config.get("linear_num_value_heads")
+    gate = 2 if str(config.get("model_type", "")).startswith(_GATED) else 1
+    head_dim = config.get("head_dim") or _quotient(config.get("hidden_size"), heads)
+    factors: dict[str, tuple[object, ...]] = {
+        "self_attn.q_proj": (heads, head_dim, gate),
+        "self_attn.k_proj": (groups, head_dim),
+        "self_attn.v_proj": (groups, head_dim),
+        "linear_attn.in_proj_q": (keys, config.get("linear_key_head_dim")),
+        "linear_attn.in_proj_k": (keys, config.get("linear_key_head_dim")),
+        "linear_attn.in_proj_v": (values, config.get("linear_value_head_dim")),
+        "linear_attn.in_proj_z": (values, config.get("linear_value_head_dim")),
+    }
+    width = 1
+    for factor in factors[member]:
+        if isinstance(factor, bool) or not isinstance(factor, int) or factor < 1:
+            raise LoraError(
+                member,
+                reason="its width is not in the base's config.json",
+                cure="give the config.json that belongs to the adapter's base",
+            )
+        width *= factor
+    return width
+
+
+def _quotient(total: object, parts: object) -> int | None:
+    return total // parts if isinstance(total, int) and isinstance(parts, int) and parts else None

@@ -1,0 +1,92 @@
+"""Where SGLang keeps each module of a HF model, and under which target it switches that module's LoRA on.
+
+Taken from `sglang.srt.lora` (`lora.py`, `utils.py`, `mem_pool.py`) of SGLang 0.5.23.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_IN_LAYER = re.compile(r"(?:model\.|language_model\.|llm\.)*layers\.(?P<layer>\d+)\.(?P<path>.+)")
+_EXPERT = re.compile(r"mlp\.experts\.(?:(?P<expert>\d+)\.)?(?P<leaf>\w+)")
+_MLP = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
+_QKV = {f"self_attn.{leaf}": "qkv_proj" for leaf in ("q_proj", "k_proj", "v_proj")}
+_USUAL = {
+    **_QKV,
+    "self_attn.o_proj": "o_proj",
+    **{f"mlp.{leaf}": target for leaf, target in _MLP.items()},
+    **{f"mlp.shared_expert.{leaf}": target for leaf, target in _MLP.items()},
+    "linear_attn.in_proj_qkv": "in_proj_qkvz",
+    "linear_attn.in_proj_z": "in_proj_qkvz",
+    "linear_attn.out_proj": "out_proj",
+}
+_INKLING = {
+    "self_attn.q_proj": ("attn.wq_du", "qkvr"),
+    "self_attn.k_proj": ("attn.wk_dv", "qkvr"),
+    "self_attn.v_proj": ("attn.wv_dv", "qkvr"),
+    "self_attn.r_proj": ("attn.wr_du", "qkvr"),
+    "self_attn.o_proj": ("attn.wo_ud", "wo_ud"),
+    **{f"mlp.{leaf}": (f"mlp.{leaf}", target) for leaf, target in _MLP.items()},
+    **{f"mlp.shared_experts.{leaf}": (f"mlp.shared_experts.{leaf}", target) for leaf, target in _MLP.items()},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where SGLang expects one module's factors.
+
+    Args:
+        module: its name there, without the prefixes that wrap a language model.
+        target: the normalised name in `target_modules`.
+        layer: the layer's number; None for the head.
+        experts: whether these are routed experts.
+        expert: one expert's number; None for all experts in one tensor, and where there are none.
+    """
+
+    module: str
+    target: str
+    layer: int | None = None
+    experts: bool = False
+    expert: int | None = None
+
+
+def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a HF config."""
+    part = hf_config.get("text_config")
+    return part if isinstance(part, Mapping) else hf_config
+
+
+def family_of(hf_config: Mapping[str, Any]) -> str:
+    """`inkling` or `usual`: how SGLang names the model's modules."""
+    return "inkling" if str(text_config(hf_config).get("model_type", "")).startswith("inkling") else "usual"
+
+
+def place_of(module: str, family: str = "usual") -> Place | None:
+    """Where SGLang has a HF module; None when it cannot serve LoRA there.
+
+    Args:
+        module: full HF name, for example `model.layers.0.mlp.up_proj`.
+        family: see `family_of`.
+    """
+    if module.rsplit(".", 1)[-1] == "lm_head" and "layers." not in module:
+        return Place(module="lm_head", target="lm_head")
+    found = _IN_LAYER.fullmatch(module)
+    if found is None:
+        return None
+    layer, path = int(found["layer"]), found["path"]
+    expert = _EXPERT.fullmatch(path)
+    if expert is not None and expert["leaf"] in _MLP:
+        number = None if expert["expert"] is None else int(expert["expert"])
+        return Place(
+            module=f"layers.{layer}.{path}", target=_MLP[expert["leaf"]], layer=layer, experts=True, expert=number
+        )
+    name, target = _INKLING.get(path, ("", "")) if family == "inkling" else (path, _USUAL.get(path, ""))
+    return Place(module=f"layers.{layer}.{name}", target=target, layer=layer) if target else None
+
+
+def served_leaves(family: str = "usual") -> list[str]:
+    """Paths within a layer that SGLang serves, for an error's message."""
+    return sorted([*(_INKLING if family == "inkling" else _USUAL), *(f"mlp.experts.{leaf}" for leaf in _MLP)])

@@ -1,0 +1,185 @@
+"""The SGLang form of an adapter: names, whole groups, normalised targets, and what is refused (B26, B27, B28, B30)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lora_plugins_sdk import LoraError
+from lora_plugins_sdk.serving.sglang import ServingAdapter, for_sglang
+
+RANK, HIDDEN, INNER, EXPERTS = 2, 12, 6, 3
+PREFIX = "base_model.model.model."
+HF: dict[str, Any] = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 2,
+    "hidden_size": HIDDEN,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 5,
+}
+HYBRID = HF | {
+    "model_type": "qwen3_5_moe_text",
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 3,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 2,
+}
+
+
+def factors(**modules: tuple[tuple[int, ...], tuple[int, ...]]) -> dict[str, Tensor]:
+    """PEFT tensors; module -> shapes of A and B, `__` for a dot."""
+    torch.manual_seed(0)
+    tensors = {}
+    for module, (a, b) in modules.items():
+        tensors[f"{PREFIX}{module.replace('__', '.')}.lora_A.weight"] = torch.randn(a)
+        tensors[f"{PREFIX}{module.replace('__', '.')}.lora_B.weight"] = torch.randn(b)
+    return tensors
+
+
+def served(tensors: dict[str, Tensor], hf: dict[str, Any] = HF, **config: Any) -> ServingAdapter:
+    return for_sglang(tensors, {"peft_type": "LORA", "r": RANK, "lora_alpha": 4, **config}, hf)
+
+
+def linear(out: int, width: int = HIDDEN) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return (RANK, width), (out, RANK)
+
+
+def product(adapter: ServingAdapter, module: str) -> Tensor:
+    return adapter.tensors[f"{PREFIX}{module}.lora_B.weight"] @ adapter.tensors[f"{PREFIX}{module}.lora_A.weight"]
+
+
+def test_dense_linears_keep_their_tensors_under_normalised_targets() -> None:
+    tensors = factors(
+        layers__0__self_attn__q_proj=linear(20),
+        layers__0__self_attn__k_proj=linear(10),
+        layers__0__self_attn__v_proj=linear(10),
+        layers__1__self_attn__o_proj=linear(HIDDEN, 20),
+        layers__1__mlp__gate_proj=linear(INNER),
+        layers__1__mlp__up_proj=linear(INNER),
+        layers__1__mlp__down_proj=linear(HIDDEN, INNER),
+    )
+    tensors["base_model.model.lm_head.lora_A.weight"] = torch.randn(RANK, HIDDEN)
+    tensors["base_model.model.lm_head.lora_B.weight"] = torch.randn(30, RANK)
+    found = served(tensors)
+    assert found.tensors.keys() == tensors.keys()
+    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in tensors.items())
+    assert found.config["target_modules"] == ["down_proj", "gate_up_proj", "lm_head", "o_proj", "qkv_proj"]
+    assert (found.config["lora_alpha"], found.config["r"]) == (4, RANK)
+    assert found.shared_outer_experts is None and found.left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("only", "rows"),
+    [("q_proj", {"k_proj": 10, "v_proj": 10}), ("k_proj", {"q_proj": 20, "v_proj": 10}), ("v_proj", {"q_proj": 20})],
+)
+def test_a_group_with_a_part_missing_is_filled_with_zeros(only: str, rows: dict[str, int]) -> None:
+    """B28: SGLang joins q, k and v without looking."""
+    width = 20 if only == "q_proj" else 10
+    found = served(factors(**{f"layers__1__self_attn__{only}": linear(width)}))
+    assert len(found.tensors) == 6
+    for leaf, out in rows.items():
+        b = found.tensors[f"{PREFIX}layers.1.self_attn.{leaf}.lora_B.weight"]
+        assert tuple(b.shape) == (out, RANK) and not b.any()
+
+
+def test_the_output_gate_doubles_the_rows_of_a_missing_q() -> None:
+    """B28."""
+    found = served(factors(layers__0__self_attn__v_proj=linear(10)), HYBRID)
+    assert found.tensors[f"{PREFIX}layers.0.self_attn.q_proj.lora_B.weight"].shape == (40, RANK)
+
+
+def test_up_alone_gets_a_gate_of_zeros() -> None:
+    """B28."""
+    found = served(factors(layers__0__mlp__up_proj=linear(INNER)))
+    assert not product(found, "layers.0.mlp.gate_proj").any()
+    assert product(found, "layers.0.mlp.up_proj").any()
+
+
+def test_gated_delta_net_is_split_by_rows_of_b() -> None:
+    """B27: A for each of q, k and v, and the rows of B."""
+    tensors = factors(layers__0__linear_attn__in_proj_qkv=linear(20), layers__0__linear_attn__out_proj=linear(12, 8))
+    found = served(tensors, HYBRID)
+    whole = (
+        tensors[f"{PREFIX}layers.0.linear_attn.in_proj_qkv.lora_B.weight"]
+        @ (tensors[f"{PREFIX}layers.0.linear_attn.in_proj_qkv.lora_A.weight"])
+    )
+    parts = [product(found, f"layers.0.linear_attn.in_proj_{part}") for part in "qkv"]
+    assert [len(part) for part in parts] == [6, 6, 8]
+    assert torch.equal(torch.cat(parts), whole)
+    assert not product(found, "layers.0.linear_attn.in_proj_z").any()
+    assert found.config["target_modules"] == ["in_proj_qkvz", "out_proj"]
+    memory = [tensor.data_ptr() for tensor in found.tensors.values()]
+    assert len(set(memory)) == len(memory)
+
+
+def test_b_and_a_rows_are_left_out_while_they_are_zero_and_refused_else() -> None:
+    """B26: never dropped in silence."""
+    tensors = factors(layers__0__linear_attn__in_proj_z=linear(8), layers__0__linear_attn__in_proj_b=linear(4))
+    with pytest.raises(LoraError, match=r"in_proj_b: SGLang serves no LoRA there"):
+        served(tensors, HYBRID)
+    tensors[f"{PREFIX}layers.0.linear_attn.in_proj_b.lora_B.weight"].zero_()
+    found = served(tensors, HYBRID)
+    assert found.left_out == ("model.layers.0.linear_attn.in_proj_b",)
+    assert not any("in_proj_b" in name for name in found.tensors)
+
+
+def test_experts_of_each_layout() -> None:
+    """B30."""
+    one = {f"layers__0__mlp__experts__{n}__gate_proj": linear(INNER) for n in range(EXPERTS)}
+    assert served(factors(**one)).shared_outer_experts is False
+    packed = {"layers__0__mlp__experts__gate_proj": ((EXPERTS, RANK, HIDDEN), (EXPERTS, INNER, RANK))}
+    assert served(factors(**packed)).shared_outer_experts is False
+    outer = {
+        "layers__0__mlp__experts__gate_proj": ((1, RANK, HIDDEN), (EXPERTS, INNER, RANK)),
+        "layers__0__mlp__experts__down_proj": ((EXPERTS, RANK, INNER), (1, HIDDEN, RANK)),
+    }
+    found = served(factors(**outer))
+    assert found.shared_outer_experts is True
+    up = f"{PREFIX}layers.0.mlp.experts.up_proj"
+    assert found.tensors[f"{up}.lora_A.weight"].shape == (1, RANK, HIDDEN)
+    assert found.tensors[f"{up}.lora_B.weight"].shape == (EXPERTS, INNER, RANK)
+    with pytest.raises(LoraError, match="takes one layout"):
+        served(factors(**outer, **{name.replace("0", "1", 1): shape for name, shape in packed.items()}))
+    inner = {"layers__0__mlp__experts__gate_proj": ((EXPERTS, RANK, HIDDEN), (1, INNER, RANK))}
+    with pytest.raises(LoraError, match="SGLang shares A of gate and up and B of down"):
+        served(factors(**inner))
+
+
+def test_inkling_takes_all_four_or_none() -> None:
+    hf = {"text_config": {"model_type": "inkling_text", "num_hidden_layers": 2}}
+    attention = {f"layers__0__self_attn__{leaf}_proj": linear(10) for leaf in "qkvr"}
+    found = served(factors(**attention, layers__0__self_attn__o_proj=linear(HIDDEN, 10)), hf)
+    assert found.config["target_modules"] == ["qkvr", "wo_ud"]
+    assert f"{PREFIX}layers.0.attn.wr_du.lora_A.weight" in found.tensors
+    del attention["layers__0__self_attn__k_proj"]
+    with pytest.raises(LoraError, match=r"wk_dv.*train all four"):
+        served(factors(**attention), hf)
+
+
+def test_rslora_is_folded_into_alpha() -> None:
+    """B34: SGLang divides alpha by the rank."""
+    config = served(factors(layers__0__mlp__down_proj=linear(HIDDEN, INNER)), use_rslora=True).config
+    assert config["lora_alpha"] / config["r"] == pytest.approx(4 / RANK**0.5)
+    assert "use_rslora" not in config
+
+
+@pytest.mark.parametrize(
+    ("module", "shapes", "message"),
+    [
+        ("layers__0__mlp__gate", linear(EXPERTS), "SGLang serves lm_head and, in the layers"),
+        ("layers__0__mlp__shared_expert_gate", linear(1), "serves no LoRA there"),
+        ("visual__layers__0__mlp__down_proj", linear(HIDDEN, INNER), "serves no LoRA there"),
+        ("layers__7__mlp__down_proj", linear(HIDDEN, INNER), "the base has 2 layers"),
+        ("layers__0__mlp__down_proj", ((INNER, RANK), (RANK, HIDDEN)), "export the adapter again with r=2"),
+        ("layers__0__mlp__experts__gate_proj", linear(INNER), "SGLang takes .experts or 1, rank, in"),
+        ("layers__0__linear_attn__in_proj_qkv", linear(19), "q, k and v together 20"),
+    ],
+)
+def test_what_sglang_would_take_wrongly_is_refused(module: str, shapes: Any, message: str) -> None:
+    """SGLang says success for some of these and dies at the first request."""
+    with pytest.raises(LoraError, match=message):
+        served(factors(**{module: shapes}), HYBRID)
