@@ -19,17 +19,27 @@ class ParallelRun:
 
     Args:
         facts: sizes of the parallel dimensions.
-        tp_rank, pp_rank, dp_rank: this rank's index in each dimension.
+        tp_rank, pp_rank, dp_rank, ep_rank, etp_rank, expert_dp_rank: this rank's index in each dimension.
         tp_group, pp_group, dp_group: live groups (`dp_group` spans data and context parallel ranks).
+        ep_group, etp_group, etp_ep_group: live groups of the routed experts; the last spans all ranks that tokens are
+            dispatched over.
+        expert_dp_group: ranks that hold the same part of the same experts.
     """
 
     facts: RunFacts
     tp_rank: int = 0
     pp_rank: int = 0
     dp_rank: int = 0
+    ep_rank: int = 0
+    etp_rank: int = 0
+    expert_dp_rank: int = 0
     tp_group: dist.ProcessGroup | None = None
     pp_group: dist.ProcessGroup | None = None
     dp_group: dist.ProcessGroup | None = None
+    ep_group: dist.ProcessGroup | None = None
+    etp_group: dist.ProcessGroup | None = None
+    etp_ep_group: dist.ProcessGroup | None = None
+    expert_dp_group: dist.ProcessGroup | None = None
 
     @classmethod
     def single(cls) -> ParallelRun:
@@ -58,14 +68,23 @@ class ParallelRun:
                 pp=ps.get_pipeline_model_parallel_world_size(),
                 dp=ps.get_data_parallel_world_size(),
                 cp=ps.get_context_parallel_world_size(),
+                ep=ps.get_expert_model_parallel_world_size(),
+                etp=ps.get_expert_tensor_parallel_world_size(),
                 sequence_parallel=sequence_parallel,
             ),
             tp_rank=ps.get_tensor_model_parallel_rank(),
             pp_rank=ps.get_pipeline_model_parallel_rank(),
             dp_rank=ps.get_data_parallel_rank(),
+            ep_rank=ps.get_expert_model_parallel_rank(),
+            etp_rank=ps.get_expert_tensor_parallel_rank(),
+            expert_dp_rank=ps.get_expert_data_parallel_rank(),
             tp_group=_live(ps.get_tensor_model_parallel_group()),
             pp_group=_live(ps.get_pipeline_model_parallel_group()),
             dp_group=_live(ps.get_data_parallel_group(with_context_parallel=True)),
+            ep_group=_live(ps.get_expert_model_parallel_group()),
+            etp_group=_live(ps.get_expert_tensor_parallel_group()),
+            etp_ep_group=_live(ps.get_expert_tensor_and_model_parallel_group()),
+            expert_dp_group=_live(ps.get_expert_data_parallel_group()),
         )
 
 

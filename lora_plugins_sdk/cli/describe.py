@@ -34,6 +34,8 @@ def describe(
     pp: Annotated[int, typer.Option(help="Pipeline parallel size.")] = 1,
     dp: Annotated[int, typer.Option(help="Data parallel size.")] = 1,
     cp: Annotated[int, typer.Option(help="Context parallel size.")] = 1,
+    ep: Annotated[int, typer.Option(help="Expert parallel size.")] = 1,
+    etp: Annotated[int | None, typer.Option(help="Expert tensor parallel size. [the tensor parallel size]")] = None,
     sp: Annotated[bool, typer.Option("--sp", help="Sequence parallelism; needs --tp 2 or more.")] = False,
     rank: Annotated[int, typer.Option(help="LoRA rank r.")] = _LORA.rank,
     alpha: Annotated[float, typer.Option(help="The delta is scaled by alpha / r.")] = _LORA.alpha,
@@ -62,7 +64,7 @@ def describe(
         scope=scope,
         dtype=dtype,
     )
-    facts = RunFacts(tp=tp, pp=pp, dp=dp, cp=cp, sequence_parallel=sp)
+    facts = RunFacts(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, etp=tp if etp is None else etp, sequence_parallel=sp)
     selected = load_plugin(architecture=architecture, plugin=plugin)
     table = derive_table(selected, read_hf_config(hf_config), lora, facts)
     if output_format is OutputFormat.JSON:

@@ -36,7 +36,7 @@ def initialize_megatron(facts: RunFacts, *, seed: int = 0) -> ParallelRun:
         )
     if not dist.is_initialized():
         _start_world()
-    ranks = facts.tp * facts.pp * facts.cp * facts.dp
+    ranks = facts.world_size
     if ranks != dist.get_world_size():
         raise LoraError(
             f"world size {dist.get_world_size()}",
@@ -47,6 +47,8 @@ def initialize_megatron(facts: RunFacts, *, seed: int = 0) -> ParallelRun:
         tensor_model_parallel_size=facts.tp,
         pipeline_model_parallel_size=facts.pp,
         context_parallel_size=facts.cp,
+        expert_model_parallel_size=facts.ep,
+        expert_tensor_parallel_size=facts.etp,
         create_gloo_process_groups=False,  # on a CPU all groups are gloo; elsewhere nothing needs them
     )
     if torch.cuda.is_available():

@@ -20,15 +20,11 @@ class Layout(RunFacts):
     """
 
     @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.tp * self.pp * self.dp * self.cp
-
-    @property
     def name(self) -> str:
-        """Sizes above 1, as in ``tp2xpp2+sp``; ``single`` for one rank."""
-        sizes = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "cp": self.cp}
-        name = "x".join(f"{key}{size}" for key, size in sizes.items() if size > 1) or "single"
+        """Sizes above 1, as in ``tp2xpp2+sp``, and ``etp`` where it is not ``tp``; ``single`` for one rank."""
+        sizes = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "cp": self.cp, "ep": self.ep, "etp": self.etp}
+        usual = {"etp": self.tp}
+        name = "x".join(f"{key}{size}" for key, size in sizes.items() if size != usual.get(key, 1)) or "single"
         return name + "+sp" * self.sequence_parallel
 
     def __str__(self) -> str:

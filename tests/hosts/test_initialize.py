@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lora_plugins_sdk.run import RunFacts
-from lora_plugins_sdk.testing import Layout, WorldError, run_world
+from lora_plugins_sdk.testing import Layout, WorldError, current_run, run_world
 
 pytestmark = pytest.mark.world
 
@@ -60,3 +60,25 @@ def _start_again(destroy: bool) -> None:
 def test_what_is_refused(destroy: bool, words: str) -> None:
     with pytest.raises(WorldError, match=words):
         run_world(_start_again, Layout(), destroy)
+
+
+def _experts_place() -> tuple[int, ...]:
+    run = current_run()
+    groups = (run.etp_group, run.ep_group, run.etp_ep_group, run.expert_dp_group, run.dp_group)
+    assert all(group is not None for group in groups)
+    sizes = tuple(group.size() for group in groups if group is not None)
+    return run.etp_rank, run.ep_rank, run.expert_dp_rank, *sizes
+
+
+@pytest.mark.mcore_matrix
+@pytest.mark.parametrize(
+    ("layout", "ranks", "sizes"),
+    [
+        (Layout(dp=2, ep=2), [(0, 0, 0), (0, 1, 0)], (1, 2, 2, 1, 2)),
+        (Layout(tp=2, etp=1, sequence_parallel=True), [(0, 0, 0), (0, 0, 1)], (1, 1, 1, 2, 1)),
+        (Layout(tp=2, dp=2, ep=2), [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)], (2, 2, 4, 1, 2)),
+    ],
+    ids=str,
+)
+def test_places_of_experts(layout: Layout, ranks: list[tuple[int, ...]], sizes: tuple[int, ...]) -> None:
+    assert run_world(_experts_place, layout) == [(*rank, *sizes) for rank in ranks]

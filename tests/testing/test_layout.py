@@ -18,6 +18,8 @@ from lora_plugins_sdk.testing import Layout, current_run
         (Layout(tp=2, sequence_parallel=True), "tp2+sp", 2),
         (Layout(tp=2, pp=2), "tp2xpp2", 4),
         (Layout(dp=3, cp=2), "dp3xcp2", 6),
+        (Layout(dp=2, ep=2), "dp2xep2", 2),
+        (Layout(tp=2, etp=1, sequence_parallel=True), "tp2xetp1+sp", 2),
     ],
     ids=str,
 )
