@@ -1,0 +1,61 @@
+"""What every model needs: SGLang takes a machine without a known device for one with streams, pinned memory and vLLM."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from typing import Any
+
+import torch
+
+FACTORIES = ("empty", "ones", "zeros", "full", "arange", "tensor")
+
+
+def install() -> None:
+    """Patch torch and the module table of this process."""
+    stub_vllm()
+    drop_pinned_memory()
+    give_cpu_a_device_context()
+
+
+def stub_vllm() -> None:
+    """Without: `RotaryEmbedding.__init__` fails at `from vllm._custom_ops import rotary_embedding`. The kernel itself is never called,
+    since the native forward is chosen."""
+    if importlib.util.find_spec("vllm") is not None:
+        return
+
+    def rotary_embedding(*args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("vLLM's rotary kernel was called on a CPU engine; SGLang's native rotary embedding was expected")
+
+    package, operations = types.ModuleType("vllm"), types.ModuleType("vllm._custom_ops")
+    for module in (package, operations):
+        module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, loader=None)
+    package.__path__ = []
+    package._custom_ops = operations  # type: ignore[attr-defined]
+    operations.rotary_embedding = rotary_embedding  # type: ignore[attr-defined]
+    sys.modules.update({"vllm": package, "vllm._custom_ops": operations})
+
+
+def drop_pinned_memory() -> None:
+    """Without: every batch with an adapter fails, as torch pins host memory through an accelerator only."""
+
+    def unpinned(factory: Any) -> Any:
+        @functools.wraps(factory)
+        def make(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+            return factory(*args, **kwargs)
+
+        return make
+
+    for name in FACTORIES:
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore[method-assign]
+
+
+def give_cpu_a_device_context() -> None:
+    """Without: the engine's start fails at `torch.get_device_module("cpu").device(...)`, which other device modules have."""
+    if not hasattr(torch.cpu, "device"):
+        torch.cpu.device = lambda device=None: contextlib.nullcontext()  # type: ignore[attr-defined]

@@ -1,0 +1,18 @@
+"""All hooks: one module for what every model needs, one for each family of layers that calls a GPU kernel."""
+
+from __future__ import annotations
+
+from lora_sglang_cpu import base
+from lora_sglang_cpu.hook import Hook, register
+
+HOOKS: tuple[Hook, ...] = ()
+
+
+def install() -> None:
+    """Check every hook against the installed SGLang, then patch this process.
+
+    Raises:
+        UnsupportedSGLang: A hooked function is gone or has changed; nothing was patched.
+    """
+    register(HOOKS)
+    base.install()
