@@ -1,4 +1,4 @@
-"""What every model needs: SGLang takes a machine without a known device for one with streams, pinned memory and vLLM."""
+"""What every model needs: SGLang expects streams, pinned memory and vLLM on a machine whose device it does not know."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ def install() -> None:
 
 
 def stub_vllm() -> None:
-    """Without: `RotaryEmbedding.__init__` fails at `from vllm._custom_ops import rotary_embedding`. The kernel itself is never called,
-    since the native forward is chosen."""
+    """Without: `RotaryEmbedding.__init__` fails at `from vllm._custom_ops import rotary_embedding`. The kernel itself
+    is never called, since the native forward is chosen."""
     if importlib.util.find_spec("vllm") is not None:
         return
 
     def rotary_embedding(*args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("vLLM's rotary kernel was called on a CPU engine; SGLang's native rotary embedding was expected")
+        raise NotImplementedError(
+            "vLLM's rotary kernel was called on a CPU engine; SGLang's native rotary embedding was expected"
+        )
 
     package, operations = types.ModuleType("vllm"), types.ModuleType("vllm._custom_ops")
     for module in (package, operations):
@@ -56,6 +58,7 @@ def drop_pinned_memory() -> None:
 
 
 def give_cpu_a_device_context() -> None:
-    """Without: the engine's start fails at `torch.get_device_module("cpu").device(...)`, which other device modules have."""
+    """Without: the engine's start fails at `torch.get_device_module("cpu").device(...)`, which other device modules
+    have."""
     if not hasattr(torch.cpu, "device"):
         torch.cpu.device = lambda device=None: contextlib.nullcontext()  # type: ignore[attr-defined]

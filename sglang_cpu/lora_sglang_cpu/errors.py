@@ -1,6 +1,7 @@
 """Errors that SGLang must not swallow.
 
-SGLang catches `Exception` around a plugin, logs it and goes on, so these derive from `SystemExit`: the process ends with the message.
+SGLang catches `Exception` around a plugin, logs it and goes on, so these derive from `SystemExit`: the process ends
+with the message.
 """
 
 from __future__ import annotations
@@ -11,4 +12,5 @@ class CannotActivate(SystemExit):
 
 
 class UnsupportedSGLang(SystemExit):
-    """A function that the plugin replaces is gone or takes other arguments. The message names it and the supported version."""
+    """A function that the plugin replaces is gone or takes other arguments. The message names it and the supported
+    version."""
