@@ -68,7 +68,19 @@ def read_plain_adapter(directory: str | Path) -> PlainAdapter:
             the config's rank with finite values; every problem of one kind is listed.
     """
     directory = Path(directory)
-    saved = read_adapter(directory)
+    return plain_adapter(read_adapter(directory), directory)
+
+
+def plain_adapter(saved: PeftAdapter, directory: Path) -> PlainAdapter:
+    """Check an adapter that is in memory.
+
+    Args:
+        saved: config and tensors.
+        directory: where it came from, or a name for it in messages.
+
+    Raises:
+        LoraError: as `read_plain_adapter`, but for its files.
+    """
     lora = read_lora_config(saved.config)
     raise_if_any(f"{directory} is not an adapter of plain LoRA:", _problems(saved.tensors, lora.rank))
     modules = sorted({found["module"] for name in saved.tensors if (found := _NAME.fullmatch(name))})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -70,6 +71,28 @@ def write_shard(
                 _copy(read, write, tensor.num_bytes)
             advance(tensor.num_bytes)
     return lost
+
+
+def read_folded(source: SafetensorsHeader, name: str, fold: Fold | None, *, scale: float) -> Tensor:
+    """One tensor of a file with its delta, in the dtype it is stored in; the file stays as it is.
+
+    Args:
+        source: header of the file.
+        name: the tensor.
+        fold: the delta; None gives the tensor as it is stored.
+        scale: factor on `B A`.
+
+    Raises:
+        LoraError: as `write_shard`.
+    """
+    tensor, sink = source.tensors[name], BytesIO()
+    with source.path.open("rb") as read:
+        read.seek(tensor.start)
+        if fold is None:
+            _copy(read, sink, tensor.num_bytes)
+        else:
+            _fold(read, sink, tensor, fold, scale, _TORCH[tensor.dtype])
+    return torch.frombuffer(sink.getbuffer(), dtype=_TORCH[tensor.dtype]).view(tensor.shape)
 
 
 def _fold(
