@@ -1,6 +1,7 @@
 """Training configs: TOML with dotted overrides, validated before anything else happens. Needs no torch."""
 
 from lora_harness.config.load import apply_overrides, dump_config, load_config
+from lora_harness.config.rollout import RolloutSection, SglangSection
 from lora_harness.config.root import TrainConfig, parse_config
 from lora_harness.config.sections import (
     AlgorithmSection,
@@ -10,7 +11,6 @@ from lora_harness.config.sections import (
     ModelSection,
     OptimizerSection,
     ParallelSection,
-    RolloutSection,
     WarmStartSection,
 )
 from lora_harness.config.tasks import FunctionTask, JsonlTask, PromptSection, ReasoningGymTask, TaskSection
@@ -28,6 +28,7 @@ __all__ = [
     "PromptSection",
     "ReasoningGymTask",
     "RolloutSection",
+    "SglangSection",
     "TaskSection",
     "TrainConfig",
     "WarmStartSection",

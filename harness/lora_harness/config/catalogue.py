@@ -36,7 +36,10 @@ def _section(name: str, model: type[BaseModel]) -> Iterator[tuple[str, str, str]
     if kind is not None:
         yield f"{name}.kind", f'"{get_args(kind.annotation)[0]}"', "kind of task; it has the options below"
     for key, field in model.model_fields.items():
-        if key != "kind":
+        if members := models_of(field):
+            for member in members:
+                yield from _section(f"{name}.{key}", member)
+        elif key != "kind":
             yield f"{name}.{key}", _default(field), field.description or ""
 
 
@@ -52,7 +55,7 @@ def option_table() -> Table:
     table = Table("option", "default", "meaning", title="Options of a training config (TOML; a.b is key b of table a)")
     last: str | None = None
     for key, default, meaning in options():
-        table_name = key.split(".")[0] if "." in key else ""
+        table_name = key.rpartition(".")[0]
         if last not in (None, table_name) or key.endswith(".kind"):
             table.add_section()
         last = table_name

@@ -10,6 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from lora_harness.config import sections as s
 from lora_harness.config.explain import explain
+from lora_harness.config.rollout import RolloutSection
 from lora_harness.config.rules import check
 from lora_harness.config.tasks import TaskSection
 from lora_plugins_sdk.errors import raise_if_any
@@ -27,7 +28,7 @@ class TrainConfig(s.Section):
     )
     lora: s.LoraSection = Field(default=s.LoraSection(), description="table of adapter options")
     parallel: s.ParallelSection = Field(default=s.ParallelSection(), description="table of parallel sizes")
-    rollout: s.RolloutSection = Field(default=s.RolloutSection(), description="table of sampling options")
+    rollout: RolloutSection = Field(default=RolloutSection(), description="table of sampling options")
     algorithm: s.AlgorithmSection = Field(default=s.AlgorithmSection(), description="table of GRPO options")
     optimizer: s.OptimizerSection = Field(default=s.OptimizerSection(), description="table of AdamW options")
     warm_start: s.WarmStartSection = Field(

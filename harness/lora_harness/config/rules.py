@@ -12,16 +12,13 @@ from typing import Any
 
 from lora_harness.config import sections as s
 from lora_harness.config import tasks as t
+from lora_harness.config.rollout_rules import ROLLOUT_RULES, no_effect
 from lora_plugins_sdk.errors import Diagnostic
-
-
-def _no_effect(key: str, reason: str, cure: str) -> Diagnostic:
-    return Diagnostic(subject=key, reason=f"has no effect {reason}", cure=cure)
 
 
 def sequence_parallel_needs_tp(parallel: s.ParallelSection) -> Iterator[Diagnostic]:
     if parallel.sequence_parallel and parallel.tp == 1:
-        yield _no_effect(
+        yield no_effect(
             "parallel.sequence_parallel", "with parallel.tp = 1", "remove it, or set parallel.tp to 2 or more"
         )
 
@@ -29,7 +26,7 @@ def sequence_parallel_needs_tp(parallel: s.ParallelSection) -> Iterator[Diagnost
 def clip_needs_several_updates(algorithm: s.AlgorithmSection) -> Iterator[Diagnostic]:
     for key in ("clip_low", "clip_high"):
         if getattr(algorithm, key) is not None and algorithm.updates_per_step == 1:
-            yield _no_effect(
+            yield no_effect(
                 f"algorithm.{key}",
                 "with one optimizer update per step: the policy ratio is exactly 1",
                 "remove it, or set algorithm.minibatches or algorithm.epochs to 2 or more",
@@ -38,7 +35,7 @@ def clip_needs_several_updates(algorithm: s.AlgorithmSection) -> Iterator[Diagno
 
 def kl_estimator_needs_coef(algorithm: s.AlgorithmSection) -> Iterator[Diagnostic]:
     if algorithm.kl_estimator is not None and algorithm.kl_coef == 0:
-        yield _no_effect(
+        yield no_effect(
             "algorithm.kl_estimator",
             "with algorithm.kl_coef = 0",
             "remove it, or set algorithm.kl_coef above 0",
@@ -67,7 +64,7 @@ def min_lr_needs_decay(optimizer: s.OptimizerSection) -> Iterator[Diagnostic]:
     if optimizer.min_lr is None:
         return
     if optimizer.schedule == "constant":
-        yield _no_effect(
+        yield no_effect(
             "optimizer.min_lr",
             "with optimizer.schedule = 'constant'",
             "remove it, or set optimizer.schedule to 'linear' or 'cosine'",
@@ -91,7 +88,7 @@ def warmup_ends_before_training(optimizer: s.OptimizerSection, steps: int) -> It
 
 def eval_every_within_training(eval: s.EvalSection, steps: int) -> Iterator[Diagnostic]:
     if eval.every >= steps:
-        yield _no_effect(
+        yield no_effect(
             "eval.every",
             f"when it is not below steps = {steps}: evaluation before and after always runs",
             "lower it or remove it",
@@ -100,17 +97,17 @@ def eval_every_within_training(eval: s.EvalSection, steps: int) -> Iterator[Diag
 
 def checkpoint_every_within_training(checkpoint: s.CheckpointSection, steps: int) -> Iterator[Diagnostic]:
     if checkpoint.every > steps:
-        yield _no_effect("checkpoint.every", f"above steps = {steps}", "lower it or remove it")
+        yield no_effect("checkpoint.every", f"above steps = {steps}", "lower it or remove it")
 
 
 def keep_needs_checkpoints(checkpoint: s.CheckpointSection) -> Iterator[Diagnostic]:
     if checkpoint.keep is not None and checkpoint.every == 0:
-        yield _no_effect("checkpoint.keep", "with checkpoint.every = 0", "remove it, or set checkpoint.every")
+        yield no_effect("checkpoint.keep", "with checkpoint.every = 0", "remove it, or set checkpoint.every")
 
 
 def reference_needs_warm_start(warm_start: s.WarmStartSection) -> Iterator[Diagnostic]:
     if warm_start.reference is not None and warm_start.adapter is None:
-        yield _no_effect(
+        yield no_effect(
             "warm_start.reference",
             "without warm_start.adapter: the reference is the base",
             "remove it, or set warm_start.adapter",
@@ -119,7 +116,7 @@ def reference_needs_warm_start(warm_start: s.WarmStartSection) -> Iterator[Diagn
 
 def greedy_samples_are_equal(eval: s.EvalSection) -> Iterator[Diagnostic]:
     if eval.samples > 1 and eval.temperature == 0:
-        yield _no_effect(
+        yield no_effect(
             "eval.samples",
             "with eval.temperature = 0: greedy completions of one prompt are all the same",
             "set it to 1, or set eval.temperature above 0",
@@ -137,7 +134,7 @@ def template_holds_prompt(task: t.PromptSection) -> Iterator[Diagnostic]:
 
 def system_prompt_needs_chat(task: t.PromptSection) -> Iterator[Diagnostic]:
     if task.system_prompt is not None and not task.chat_template:
-        yield _no_effect(
+        yield no_effect(
             "task.system_prompt",
             "without a chat template",
             "set task.chat_template = true, or put the text into task.template",
@@ -146,7 +143,7 @@ def system_prompt_needs_chat(task: t.PromptSection) -> Iterator[Diagnostic]:
 
 def one_source_of_held_out_rows(task: t.PromptSection) -> Iterator[Diagnostic]:
     if isinstance(task, t.JsonlTask) and task.eval_path is not None and task.eval_fraction is not None:
-        yield _no_effect("task.eval_fraction", "next to task.eval_path", "remove one of the two")
+        yield no_effect("task.eval_fraction", "next to task.eval_path", "remove one of the two")
 
 
 def generator_params_are_free(task: t.PromptSection) -> Iterator[Diagnostic]:
@@ -177,6 +174,7 @@ RULES = (
     system_prompt_needs_chat,
     one_source_of_held_out_rows,
     generator_params_are_free,
+    *ROLLOUT_RULES,
 )
 
 

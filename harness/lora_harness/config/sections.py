@@ -81,17 +81,6 @@ class ParallelSection(Section):
     micro_batch_size: int = Field(default=8, ge=1, description="sequences in one forward pass of one rank, 1 or more")
 
 
-class RolloutSection(Section):
-    engine: Literal["local"] = Field(default="local", description="'local' samples in this process")
-    max_new_tokens: int = Field(default=64, ge=1, description="longest completion in tokens, 1 or more")
-    temperature: float = Field(
-        default=1.0, gt=0, description="sampling temperature, above 0 (greedy samples are all alike)"
-    )
-    max_batch_size: int = Field(
-        default=128, ge=1, description="most sequences decoded together, 1 or more; bounds the KV cache"
-    )
-
-
 class AlgorithmSection(Section):
     prompts_per_step: int = Field(default=16, ge=1, description="different prompts in one training step, 1 or more")
     group_size: int = Field(
