@@ -1,0 +1,1 @@
+"""How the policy reaches the engines: as adapters (`adapter_mode`), or merged into the base (`merge_mode`)."""

@@ -1,0 +1,52 @@
+"""Shapes of the base's weights by their place in a layer, whatever wraps the language model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lora_plugins_sdk.weight_files import WeightFiles
+
+_IN_LAYER = re.compile(r"(?:model\.|language_model\.|llm\.)*layers\.(?P<layer>\d+)\.(?P<path>.+)")
+_OUTSIDE = re.compile(r"(?:model\.|language_model\.|llm\.)*(?P<path>[a-z_]+)\.weight")
+_EXPERT = re.compile(r"mlp\.experts\.(?P<expert>\d+)\.")
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaseShapes:
+    """What the base holds.
+
+    Args:
+        layers: number of the layer -> path in the layer, without `.weight` -> shape.
+        outside: `lm_head` and the like -> shape.
+    """
+
+    layers: Mapping[int, Mapping[str, Shape]]
+    outside: Mapping[str, Shape]
+
+    @classmethod
+    def of(cls, base: WeightFiles) -> BaseShapes:
+        """Read them off the headers."""
+        layers: dict[int, dict[str, Shape]] = {}
+        outside: dict[str, Shape] = {}
+        for name in base.where:
+            shape = tuple(base.tensor(name).shape)
+            if found := _IN_LAYER.fullmatch(name):
+                layers.setdefault(int(found["layer"]), {})[found["path"].removesuffix(".weight")] = shape
+            elif found := _OUTSIDE.fullmatch(name):
+                outside[found["path"]] = shape
+        if "lm_head" not in outside and "embed_tokens" in outside:
+            # A base without a head of its own ties it to the embedding; SGLang gives it a LoRA all the same.
+            outside["lm_head"] = outside["embed_tokens"]
+        return cls(layers=layers, outside=outside)
+
+    def experts(self, layer: int) -> int:
+        """Routed experts of a layer; 0 when it has none."""
+        weights = self.layers.get(layer, {})
+        for packed in ("mlp.experts.gate_up_proj", "mlp.experts.w13_weight"):
+            if packed in weights:
+                return weights[packed][0]
+        return len({found["expert"] for path in weights if (found := _EXPERT.match(path))})
