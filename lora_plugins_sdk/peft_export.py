@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from lora_plugins_sdk.adapter import LoraAdapter, Model, adapter_of
+from lora_plugins_sdk.adapter_meta import AdapterOrigin
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.gather import gather_factors
 from lora_plugins_sdk.peft_files import PeftAdapter
@@ -45,7 +46,12 @@ def export_adapter(model: Model, base_model_name_or_path: str = "") -> PeftAdapt
         adapter.plugin.on_error(error, "export")
         raise
     adapter.plugin.after_export(tensors, config)
-    return PeftAdapter(tensors=tensors, config=config)
+    return PeftAdapter(tensors=tensors, config=config, origin=_origin(adapter))
+
+
+def _origin(adapter: LoraAdapter) -> AdapterOrigin:
+    plugin = adapter.plugin
+    return AdapterOrigin(plugin=plugin.name, plugin_version=plugin.version, table=adapter.table.logical_digest())
 
 
 def _not_finite(tensors: Mapping[str, torch.Tensor]) -> Iterator[Diagnostic]:

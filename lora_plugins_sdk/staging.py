@@ -13,39 +13,57 @@ from lora_plugins_sdk.errors import LoraError
 
 
 @contextmanager
-def staged_directory(output: str | Path) -> Iterator[Path]:
+def staged_directory(output: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """A place to write into; when the block ends well it is made durable and becomes `output` by one rename.
 
     The place is `.NAME.partial` beside the output. It goes away with an error of the block; what a killed process left
     is removed by the next writer of the same output. Writers exclude each other by a lock that dies with its process.
 
+    Args:
+        output: the directory to make.
+        replace: whether a directory may be there already. It is moved to `.NAME.replaced` for the rename and removed
+            then; a process killed in between leaves both whole, and the next writer puts it back.
+
     Raises:
         LoraError: the output exists, its parent does not, another process is writing it, or the disk refuses.
     """
     output = Path(os.path.abspath(output))
-    refuse_output(output)
-    partial = output.with_name(f".{output.name}.partial")
+    refuse_output(output, replace=replace)
+    partial, replaced = output.with_name(f".{output.name}.partial"), output.with_name(f".{output.name}.replaced")
     with writable(output), exclusive(output.with_name(f".{output.name}.lock"), output):
-        refuse_output(output)
+        if replace and replaced.exists() and not os.path.lexists(output):
+            replaced.rename(output)
+        refuse_output(output, replace=replace)
         remove(partial)
         partial.mkdir()
         try:
             yield partial
             _sync_tree(partial)
+            if replace and os.path.lexists(output):
+                remove(replaced)
+                output.rename(replaced)
             partial.rename(output)
         except BaseException:
+            if replace and replaced.exists() and not os.path.lexists(output):
+                replaced.rename(output)
             remove(partial)
             raise
         sync(output.parent)
+        if replace:
+            remove(replaced)
 
 
-def refuse_output(output: Path) -> None:
+def refuse_output(output: Path, *, replace: bool = False) -> None:
     """Whether a new directory can be made there.
+
+    Args:
+        output: the directory to make.
+        replace: whether a directory may be there.
 
     Raises:
         LoraError: something is there already, or there is no parent directory.
     """
-    if os.path.lexists(output):
+    if os.path.lexists(output) and not (replace and output.is_dir() and not output.is_symlink()):
         raise LoraError(str(output), reason="exists already", cure="give a new directory, or remove this one first")
     if not os.path.isdir(output.parent):
         raise LoraError(str(output), reason=f"{output.parent} is not a directory", cure="make its parent first")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,23 +48,65 @@ def read_weight_files(directory: str | Path) -> WeightFiles:
     index = directory / INDEX_FILE
     present = _listing(directory)
     indexed = INDEX_FILE in present
-    placed = _weight_map(index) if indexed else {}
+    placed = placed_files(index, again=_AGAIN) if indexed else {}
     files = sorted(set(placed.values()) if indexed else (name for name in present if name.endswith(".safetensors")))
     if not files:
         raise LoraError(str(directory), reason="holds no *.safetensors file", cure=_LOCAL)
+    headers, where = headers_of(directory, files, again=f"keep one of them; an {INDEX_FILE} says which files count")
+    refuse_misplaced(index, placed, where, again=_AGAIN)
+    return WeightFiles(directory=directory, indexed=indexed, headers=headers, where=where)
+
+
+def headers_of(
+    directory: Path, files: Iterable[str], *, again: str
+) -> tuple[dict[str, SafetensorsHeader], dict[str, str]]:
+    """File name -> header, and tensor name -> file name.
+
+    Args:
+        directory: where the files are.
+        files: their names.
+        again: what the user can do when a tensor is in two of them.
+
+    Raises:
+        LoraError: a file is damaged, or a tensor is in two files.
+    """
     headers = {file: read_header(directory / file) for file in files}
     where: dict[str, str] = {}
     for file, header in headers.items():
         for name in header.tensors:
             if name in where:
-                raise LoraError(
-                    name,
-                    reason=f"is in both {where[name]} and {file} of {directory}",
-                    cure=f"keep one of them; an {INDEX_FILE} says which files count",
-                )
+                raise LoraError(name, reason=f"is in both {where[name]} and {file} of {directory}", cure=again)
             where[name] = file
-    raise_if_any(f"{index} does not fit its files:", _misplaced(placed, where))
-    return WeightFiles(directory=directory, indexed=indexed, headers=headers, where=where)
+    return headers, where
+
+
+def placed_files(index: Path, *, again: str) -> dict[str, str]:
+    """What a weight index says: tensor name -> file name, each a plain name of a file that is there.
+
+    Args:
+        index: the index file.
+        again: what the user can do when it is not good.
+
+    Raises:
+        LoraError: it is damaged, or names a file outside or absent.
+    """
+    placed = read_json_object(index, cure=again).get("weight_map")
+    if not isinstance(placed, dict) or not placed or not all(isinstance(file, str) for file in placed.values()):
+        raise LoraError(str(index), reason="is no weight index: it holds no weight_map of file names", cure=again)
+    for file in sorted(set(placed.values())):
+        # A name of several parts or `..` would lead out of the directory. os.path takes names that no file can have.
+        if Path(file).name != file or not os.path.isfile(index.parent / file):
+            raise LoraError(str(index), reason=f"names {file[:200]!r}, which is not in the directory", cure=again)
+    return placed
+
+
+def refuse_misplaced(index: Path, placed: Mapping[str, str], where: Mapping[str, str], *, again: str) -> None:
+    """Whether each tensor is where the index says.
+
+    Raises:
+        LoraError: listing those that are not.
+    """
+    raise_if_any(f"{index} does not fit its files:", _misplaced(placed, where, again))
 
 
 def _listing(directory: Path) -> list[str]:
@@ -74,24 +116,12 @@ def _listing(directory: Path) -> list[str]:
         raise LoraError(str(directory), reason=f"cannot be read ({error.strerror})", cure=_LOCAL) from error
 
 
-def _weight_map(index: Path) -> dict[str, str]:
-    """Tensor name -> file name, each a plain name of a file that is there."""
-    placed = read_json_object(index, cure=_AGAIN).get("weight_map")
-    if not isinstance(placed, dict) or not placed or not all(isinstance(file, str) for file in placed.values()):
-        raise LoraError(str(index), reason="is no weight index: it holds no weight_map of file names", cure=_AGAIN)
-    for file in sorted(set(placed.values())):
-        # A name of several parts or `..` would lead out of the directory. os.path takes names that no file can have.
-        if Path(file).name != file or not os.path.isfile(index.parent / file):
-            raise LoraError(str(index), reason=f"names {file[:200]!r}, which is not in the directory", cure=_AGAIN)
-    return placed
-
-
-def _misplaced(placed: Mapping[str, str], where: Mapping[str, str]) -> Iterator[Diagnostic]:
+def _misplaced(placed: Mapping[str, str], where: Mapping[str, str], again: str) -> Iterator[Diagnostic]:
     for name, file in placed.items():
         if where.get(name) != file:
             yield Diagnostic(
                 subject=name,
                 reason=f"the index places it in {file}, "
                 + (f"it is in {where[name]}" if name in where else "it is in none of the files"),
-                cure=_AGAIN,
+                cure=again,
             )

@@ -40,6 +40,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     assert state.model_copy(update={"files": {}}) == small_state(3)
     assert sorted(state.files) == [
         "adapter/adapter_config.json",
+        "adapter/adapter_meta.json",
         "adapter/adapter_model.safetensors",
         "optimizer.safetensors",
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from lora_harness.checkpoint import CheckpointDirectory, identify, write_checkpo
 from lora_harness.config import TrainConfig, parse_config
 from lora_harness.start import AUTO, PromptDigest, Start, choose_start
 from lora_harness.tasks import build_task
-from lora_plugins_sdk import RunFacts, write_adapter
+from lora_plugins_sdk import RunFacts, base_fingerprint, write_adapter
+from lora_plugins_sdk.adapter_meta import AdapterOrigin
 from lora_plugins_sdk.errors import LoraError
 
 STEP = 3
@@ -210,12 +213,29 @@ def test_a_warm_start_is_of_the_same_base_and_the_same_file_when_resumed(model, 
     adapter = small_tensors(3).adapter
     for base, fits in ((other, False), (model, True), ("moved/away", True)):
         saved = type(adapter)(tensors=adapter.tensors, config={**adapter.config, "base_model_name_or_path": str(base)})
-        write_adapter(saved, tmp_path / "warm")
+        write_adapter(saved, tmp_path / "warm", replace=True)
         config = changed(model, tmp_path / "run", {"warm_start.adapter": str(tmp_path / "warm")})
         if fits:
             assert start(config, None).identity is not None
         else:
             assert "was trained on the base in" in next(iter(refused(config, None).values()))
     before = identify(config, RunFacts())
-    write_adapter(type(adapter)(tensors={"x": torch.ones(1)}, config=adapter.config), tmp_path / "warm")
+    saved = type(adapter)(tensors={"x": torch.ones(1)}, config=adapter.config)
+    write_adapter(saved, tmp_path / "warm", replace=True)
     assert identify(config, RunFacts()).warm_start != before.warm_start
+
+
+def test_the_fingerprint_in_the_meta_file_tells_the_base(model, tmp_path):
+    """Also where the base's own directory is gone; after a change on purpose the file can be removed."""
+    other = write_tiny_qwen3(tmp_path / "other", layers=1)
+    adapter = replace(small_tensors(3).adapter, origin=AdapterOrigin(base_fingerprint=base_fingerprint(other)))
+    shutil.rmtree(other)
+    write_adapter(adapter, tmp_path / "warm")
+    config = changed(model, tmp_path / "run", {"warm_start.adapter": str(tmp_path / "warm")})
+    (said,) = refused(config, None).values()
+    assert "was trained on the base in" in said and "remove adapter_meta.json" in said
+    (tmp_path / "warm" / "adapter_meta.json").unlink()
+    assert start(config, None).identity is not None
+    own = replace(adapter, origin=AdapterOrigin(base_fingerprint=base_fingerprint(model)))
+    write_adapter(own, tmp_path / "warm", replace=True)
+    assert start(config, None).identity is not None

@@ -133,7 +133,7 @@ SAFETENSORS: dict[str, Damage] = {
 JSON: dict[str, Damage] = {
     "empty": lambda content: b"",
     "spaces": lambda content: b"   ",
-    "cut": lambda content: content[:-1],
+    "cut": lambda content: content[:-2],
     "text": lambda content: b"hello",
     "a list": lambda content: b"[" + content + b"]",
     "a number": lambda content: b"3",

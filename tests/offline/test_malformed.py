@@ -15,7 +15,8 @@ import pytest
 from malformed import INDEXES, JSON, PLACES, SAFETENSORS
 from offline_files import fingerprint, make_adapter, make_base
 
-from lora_plugins_sdk import LoraError, read_adapter
+from lora_plugins_sdk import LoraError, read_adapter, write_adapter
+from lora_plugins_sdk.adapter_files import INDEX_FILE
 from lora_plugins_sdk.hf_tensors import HfTensors
 from lora_plugins_sdk.offline.adapter import read_plain_adapter
 from lora_plugins_sdk.offline.diff import diff_adapters
@@ -24,21 +25,36 @@ from lora_plugins_sdk.offline.merge import merge, plan_merge
 
 SHARD, INDEX = "base/model-00001-of-00002.safetensors", "base/model.safetensors.index.json"
 CONFIG, ADAPTER_CONFIG, ADAPTER = "base/config.json", "adapter/adapter_config.json", "adapter/adapter_model.safetensors"
-FILES = (SHARD, INDEX, CONFIG, ADAPTER_CONFIG, ADAPTER)
+META = "adapter/adapter_meta.json"
+ADAPTER_INDEX, ADAPTER_SHARD = f"sharded/{INDEX_FILE}", "sharded/adapter_model-00001-of-00002.safetensors"
+FILES = (SHARD, INDEX, CONFIG, ADAPTER_CONFIG, ADAPTER, META, ADAPTER_INDEX, ADAPTER_SHARD)
 
 CONTENTS = [
-    *((file, name, damage) for file in (SHARD, ADAPTER) for name, damage in SAFETENSORS.items()),
-    *((file, name, damage) for file in (CONFIG, ADAPTER_CONFIG, INDEX) for name, damage in JSON.items()),
-    *((INDEX, name, lambda _, index=index: json.dumps(index).encode()) for name, index in INDEXES.items()),
+    *((file, name, damage) for file in (SHARD, ADAPTER, ADAPTER_SHARD) for name, damage in SAFETENSORS.items()),
+    *(
+        (file, name, damage)
+        for file in (CONFIG, ADAPTER_CONFIG, INDEX, META, ADAPTER_INDEX)
+        for name, damage in JSON.items()
+    ),
+    *(
+        (file, name, lambda _, index=index: json.dumps(index).encode())
+        for file in (INDEX, ADAPTER_INDEX)
+        for name, index in INDEXES.items()
+    ),
 ]
-# Without an index all weight files count: that one is a good base.
-MISPLACED = [(file, name) for file in FILES for name in PLACES if (file, name) != (INDEX, "absent")]
+# Without an index all weight files count, and without a meta file nothing is compared: those are good.
+MISPLACED = [
+    (file, name) for file in FILES for name in PLACES if (file, name) not in ((INDEX, "absent"), (META, "absent"))
+]
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     make_base(tmp_path / "base", shards=2)
-    make_adapter(tmp_path / "adapter")
+    plain = read_adapter(make_adapter(tmp_path / "plain"))
+    shutil.rmtree(tmp_path / "plain")
+    write_adapter(plain, tmp_path / "adapter")
+    write_adapter(plain, tmp_path / "sharded", max_shard_bytes=plain.num_bytes - 1)
     shutil.copy(tmp_path / SHARD, tmp_path / "outside.safetensors")
     return tmp_path
 
@@ -56,6 +72,7 @@ def listing(place: Path) -> dict[str, object]:
 
 
 def merged(place: Path) -> None:
+    plan_merge(place / "base", place / "sharded", place / "merged")
     merge(plan_merge(place / "base", place / "adapter", place / "merged"))
 
 
@@ -68,6 +85,7 @@ def refusals(place: Path) -> Iterator[LoraError]:
         "base": lambda: base_facts(read_plain_adapter(place / "adapter"), place / "base"),
         "diff": lambda: diff_adapters(*[read_plain_adapter(place / "adapter")] * 2),
         "read": lambda: read_adapter(place / "adapter"),
+        "shards": lambda: read_adapter(place / "sharded"),
         "tensors": lambda: HfTensors(place / "base").close(),
     }
     for tool in tools.values():

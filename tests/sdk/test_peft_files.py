@@ -1,6 +1,7 @@
 """Adapter directories: what is written, what is refused."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ ADAPTER = PeftAdapter(
 
 def test_write_and_read(tmp_path: Path) -> None:
     directory = write_adapter(ADAPTER, tmp_path / "runs" / "adapter")
-    assert sorted(path.name for path in directory.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    names = ["adapter_config.json", "adapter_meta.json", "adapter_model.safetensors"]
+    assert sorted(path.name for path in directory.iterdir()) == names and os.listdir(tmp_path / "runs") == ["adapter"]
     back = read_adapter(directory)
     assert back.config == ADAPTER.config
     assert back.tensors.keys() == ADAPTER.tensors.keys()
@@ -32,10 +34,45 @@ def test_views_and_transposes_are_written_as_their_values(tmp_path: Path) -> Non
     assert torch.equal(written["t"], base.t()) and torch.equal(written["first"], base[0])
 
 
-def test_writing_again_replaces_both_files(tmp_path: Path) -> None:
-    write_adapter(ADAPTER, tmp_path)
-    write_adapter(PeftAdapter(tensors={"x": torch.zeros(2)}, config={"r": 9}), tmp_path)
-    assert set(read_adapter(tmp_path).tensors) == {"x"} and read_adapter(tmp_path).config == {"r": 9}
+def test_an_adapter_is_replaced_whole_and_only_when_asked(tmp_path: Path) -> None:
+    directory, other = tmp_path / "adapter", PeftAdapter(tensors={"x": torch.zeros(2)}, config={"r": 9})
+    write_adapter(ADAPTER, directory, max_shard_bytes=8)
+    with pytest.raises(LoraError, match="exists already"):
+        write_adapter(other, directory)
+    assert read_adapter(directory).config == ADAPTER.config
+    write_adapter(other, directory, replace=True)
+    assert set(read_adapter(directory).tensors) == {"x"} and read_adapter(directory).config == {"r": 9}
+    assert os.listdir(tmp_path) == ["adapter"] and len(os.listdir(directory)) == 3
+
+
+def test_what_is_no_adapter_is_not_replaced(tmp_path: Path) -> None:
+    """Replacing is of the whole directory: a home directory must not go that way."""
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(LoraError, match=r"holds notes\.txt, which is no adapter's"):
+        write_adapter(ADAPTER, tmp_path, replace=True)
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_an_adapter_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    directory = write_adapter(ADAPTER, tmp_path / "adapter")
+    with pytest.raises(TypeError):
+        write_adapter(PeftAdapter(tensors=ADAPTER.tensors, config={"r": {1}}), directory, replace=True)
+    assert read_adapter(directory).config == ADAPTER.config and os.listdir(tmp_path) == ["adapter"]
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_process_that_died_while_replacing(tmp_path: Path, replaced: bool) -> None:
+    """Between its two renames there are the old adapter and the new one, each whole, under hidden names."""
+    directory = write_adapter(ADAPTER, tmp_path / "adapter")
+    directory.rename(tmp_path / ".adapter.replaced")
+    new = PeftAdapter(tensors={"x": torch.zeros(2)}, config={"r": 9 if replaced else {9}})
+    if replaced:
+        write_adapter(new, directory, replace=True)
+    else:
+        with pytest.raises(TypeError):
+            write_adapter(new, directory, replace=True)
+    assert read_adapter(directory).config == (new.config if replaced else ADAPTER.config)
+    assert os.listdir(tmp_path) == ["adapter"]
 
 
 def test_num_bytes() -> None:
@@ -44,8 +81,10 @@ def test_num_bytes() -> None:
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(LoraError, match=r"taken.*cannot be written"):
+    with pytest.raises(LoraError, match=r"taken.*exists already"):
         write_adapter(ADAPTER, tmp_path / "taken")
+    with pytest.raises(LoraError, match=r"within.*cannot be written"):
+        write_adapter(ADAPTER, tmp_path / "taken" / "within")
 
 
 @pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])

@@ -7,7 +7,6 @@ step-000003/adapter/               PEFT directory; PEFT, `lora-grpo eval` and wa
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,9 @@ from torch import Tensor
 
 from lora_harness.checkpoint.state import CURE, STATE_FILE, RunState, StoredFile
 from lora_plugins_sdk import PeftAdapter, read_adapter, write_adapter
+from lora_plugins_sdk.adapter_files import CONFIG_FILE
+from lora_plugins_sdk.adapter_meta import META_FILE, stored_file
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
-from lora_plugins_sdk.peft_files import CONFIG_FILE, WEIGHTS_FILE
 from lora_plugins_sdk.safetensors_header import read_header
 from lora_plugins_sdk.staging import staged_directory
 
@@ -61,7 +61,7 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint, state: RunState) -
             raise LoraError(
                 str(directory), reason=f"cannot be written ({error})", cure="give a writable place with free space"
             ) from error
-        state = state.model_copy(update={"files": {name: _stored(place / name) for name in _files(place)}})
+        state = state.model_copy(update={"files": {name: _record(place / name) for name in _files(place)}})
         (place / STATE_FILE).write_text(state.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
@@ -101,13 +101,13 @@ def _refuse_not_finite(directory: Path, checkpoint: Checkpoint) -> None:
 
 def _damage(directory: Path, state: RunState) -> Iterator[Diagnostic]:
     found = set(_files(directory))
-    expected = {f"{ADAPTER}/{CONFIG_FILE}", f"{ADAPTER}/{WEIGHTS_FILE}", OPTIMIZER_FILE}
+    expected = {f"{ADAPTER}/{CONFIG_FILE}", f"{ADAPTER}/{META_FILE}", OPTIMIZER_FILE}
     for name in sorted(expected | found | state.files.keys()):
         if name not in found:
             yield Diagnostic(subject=name, reason="is missing", cure=CURE)
         elif name not in state.files:
             yield Diagnostic(subject=name, reason="is no file of the checkpoint", cure="move it elsewhere")
-        elif _stored(directory / name) != state.files[name]:
+        elif _record(directory / name) != state.files[name]:
             yield Diagnostic(subject=name, reason="differs from what was saved", cure=CURE)
 
 
@@ -116,10 +116,6 @@ def _files(directory: Path) -> list[str]:
     return sorted(name for name in names if name != STATE_FILE)
 
 
-def _stored(path: Path) -> StoredFile:
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return StoredFile(size=file.tell(), sha256=digest)
-    except OSError as error:
-        raise LoraError(str(path), reason=f"cannot be read ({error.strerror})", cure=CURE) from error
+def _record(path: Path) -> StoredFile:
+    found = stored_file(path)
+    return StoredFile(size=found.size, sha256=found.sha256)

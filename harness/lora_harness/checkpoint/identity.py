@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from lora_harness.checkpoint.state import RunIdentity, RunState
 from lora_harness.config import TrainConfig
 from lora_plugins_sdk import RunFacts, base_fingerprint, derive_table, load_plugin, read_hf_config
-from lora_plugins_sdk.errors import Diagnostic, LoraError
-from lora_plugins_sdk.peft_files import WEIGHTS_FILE
+from lora_plugins_sdk.adapter_files import adapter_digest
+from lora_plugins_sdk.errors import Diagnostic
 
 # Keys and tables that decide where and how fast a run goes, not what it computes; paths are compared by content.
 FREE = (
@@ -45,7 +43,7 @@ def identify(config: TrainConfig, facts: RunFacts) -> RunIdentity:
         plugin=plugin.name,
         plugin_version=plugin.version,
         table=table.logical_digest(),
-        warm_start=None if warm is None else _file_digest(warm / WEIGHTS_FILE),
+        warm_start=None if warm is None else adapter_digest(warm),
         config=config.model_dump(mode="json", exclude_none=True),
     )
 
@@ -122,13 +120,3 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
-
-
-def _file_digest(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise LoraError(
-            str(path), reason=f"cannot be read ({error.strerror})", cure="give a PEFT adapter directory"
-        ) from error

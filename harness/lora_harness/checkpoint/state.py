@@ -29,7 +29,7 @@ class RunIdentity(_Record):
         plugin: name of the model plugin.
         plugin_version: its version.
         table: `ParameterTable.logical_digest`.
-        warm_start: SHA-256 of the adapter file that training started from; None when it started from nothing.
+        warm_start: `adapter_digest` of the adapter that training started from; None when it started from nothing.
         config: the resolved config.
     """
 
