@@ -9,13 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lora_plugins_sdk.architecture import Architecture, BaseWeight
+from lora_plugins_sdk.block_layout import BlockLayout, Run
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.dims import ModelDims, read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.fingerprint import base_fingerprint
 from lora_plugins_sdk.hookspecs import HOOKSPEC_API, hookimpl
 from lora_plugins_sdk.manager import SelectedPlugin
-from lora_plugins_sdk.pack import BlockLayout, Concat, Pack, QueryGroups
+from lora_plugins_sdk.pack import Concat, Pack, QueryGroups
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.selection import load_plugin
 from lora_plugins_sdk.site import Projection, Site, SiteKind, Tied
@@ -79,6 +80,7 @@ __all__ = [
     "PeftAdapter",
     "Projection",
     "QueryGroups",
+    "Run",
     "RunFacts",
     "SelectedPlugin",
     "Site",

@@ -20,22 +20,34 @@ class BaseWeight:
         host: host parameter path; `{layer}` stands for the layer number.
         hf: HF tensor names, in pack order.
         pack: row layout when TP splits the rows; None when the tensor is not split by rows.
+        sections: per HF tensor, the rows of the parts that TP splits each on its own (as in `Projection`); empty where
+            each is split as a whole.
         split_columns: TP splits the second dimension (ROW weights).
         tied: under its flag the tensor is another one's alias: the host may lack it, and a checkpoint may hold a copy.
 
     Raises:
-        LoraError: a placeholder other than `{layer}`.
+        LoraError: a placeholder other than `{layer}`, a width that is no integer expression, or sections for another
+            number of tensors.
     """
 
     host: str
     hf: tuple[str, ...]
     pack: Pack | None = None
+    sections: tuple[tuple[str, ...], ...] = ()
     split_columns: bool = False
     tied: Tied | None = None
 
     def __post_init__(self) -> None:
         for path in (self.host, *self.hf):
             check_path(path)
+        for expression in (expression for parts in self.sections for expression in parts):
+            check_expression(expression)
+        if self.sections and len(self.sections) != len(self.hf):
+            raise LoraError(
+                f"base weight {self.host!r}",
+                reason=f"declares sections of {len(self.sections)} tensors and is made of {len(self.hf)}",
+                cure="give one tuple of sections per HF tensor, () for one that TP splits as a whole",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,13 +12,15 @@ from torch import nn
 
 from lora_plugins_sdk.adapter import Model, chunks_of
 from lora_plugins_sdk.architecture import Architecture, BaseWeight
+from lora_plugins_sdk.block_layout import BlockLayout
 from lora_plugins_sdk.dims import ModelDims, read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 from lora_plugins_sdk.hf_tensors import HfTensors
 from lora_plugins_sdk.host_modules import locate
+from lora_plugins_sdk.host_rows import interleave
 from lora_plugins_sdk.manager import SelectedPlugin
-from lora_plugins_sdk.pack import BlockLayout
 from lora_plugins_sdk.parallel_run import ParallelRun
+from lora_plugins_sdk.shards import local_rows
 from lora_plugins_sdk.targets import candidates
 
 
@@ -152,6 +155,15 @@ def _wrong_shapes(
     """Projections whose weight is not what the config says; a packed host weight would hide that in its total."""
     dims = architecture.dims(config)
     present = {name for source in sources for name in source.hf} & files.names()
+    for source in sources:
+        for name, parts in zip(source.hf, source.weight.sections, strict=False):
+            rows = [dims.resolve(part) for part in parts]
+            if rows and name in present and sum(rows) != files.shape(name)[0]:
+                yield Diagnostic(
+                    subject=name,
+                    reason=f"has {files.shape(name)[0]} rows, the config gives sections of {rows}",
+                    cure="use the checkpoint's own config.json",
+                )
     for one in candidates(architecture, config):
         name = f"{one.hf}.weight"
         if name not in present:
@@ -168,7 +180,12 @@ def _wrong_shapes(
 def _layout(source: _Source, files: HfTensors, dims: ModelDims, run: ParallelRun) -> BlockLayout | None:
     if source.weight.pack is None:
         return None
-    return source.weight.pack.resolve(dims, [files.shape(name)[0] for name in source.hf], run.facts.tp)
+    declared = source.weight.sections or ((),) * len(source.hf)
+    sections = [
+        [dims.resolve(part) for part in parts] or [files.shape(name)[0]]
+        for name, parts in zip(source.hf, declared, strict=True)
+    ]
+    return source.weight.pack.resolve(dims, sections, run.facts.tp)
 
 
 def _misfits(
@@ -196,12 +213,8 @@ def _local_value(source: _Source, layout: BlockLayout | None, files: HfTensors, 
             width = shape[1] // run.facts.tp
             return files.columns(source.hf[0], run.tp_rank * width, (run.tp_rank + 1) * width)
         return files.rows(source.hf[0], 0, shape[0])
-    blocks = layout.blocks // run.facts.tp
     parts = []
     for index, name in enumerate(source.hf):
-        part = files.rows(name, *layout.hf_slab(index, run.tp_rank, run.facts.tp))
-        missing = blocks * layout.runs[index] - part.shape[0]
-        if missing:
-            part = torch.cat([part, part.new_zeros(missing, *part.shape[1:])])
-        parts.append(part.view(blocks, layout.runs[index], *part.shape[1:]))
-    return torch.cat(parts, dim=1).flatten(0, 1)
+        sections = layout.split(index, run.facts.tp)
+        parts.append(local_rows(sections, run.tp_rank, partial(files.rows, name)))
+    return interleave(layout, run.facts.tp, parts)

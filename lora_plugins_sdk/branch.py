@@ -19,6 +19,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from lora_plugins_sdk.collectives import apply_collective
 from lora_plugins_sdk.factors import LoraFactors
+from lora_plugins_sdk.host_rows import HostOrder
 from lora_plugins_sdk.input_gradient import input_share
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.region import Region
@@ -33,31 +34,36 @@ class BranchGeometry:
     Args:
         blocks: local blocks of the host layout.
         block_rows: host output columns in one block.
-        runs: per adapted projection, (first column within a block, number of columns).
+        orders: per adapted projection, where the host has its rows.
         region: where the branch communicates.
         group: the TP group.
     """
 
     blocks: int
     block_rows: int
-    runs: tuple[tuple[int, int], ...]
+    orders: tuple[HostOrder, ...]
     region: Region
     group: dist.ProcessGroup | None
 
     def per_projection(
         self, rows: torch.Tensor, s: torch.Tensor, bs: Sequence[torch.Tensor]
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    ) -> Iterator[tuple[HostOrder, torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]]:
         """Views of `rows` `[S, blocks * block_rows]`, `s` `[S, n * r]` and the B's, batched over blocks.
 
         Yields:
-            per adapted projection: the columns that hold it `[blocks, S, run]`, its part of `s`, the same for every
-            block, `[blocks, S, r]`, and its B in the dtype of `rows` `[blocks, run, r]`.
+            per adapted projection: where the host has its rows; its part of `s`, the same for every block,
+            `[blocks, S, r]`; and per span of a block (nearly always one) the columns that hold it `[blocks, S, span]`
+            and its rows of B in the dtype of `rows` `[blocks, span, r]`.
         """
         blocked = rows.view(-1, self.blocks, self.block_rows).transpose(0, 1)
         parts = s.split(s.shape[1] // len(bs), dim=1)
-        for (start, run), part, b in zip(self.runs, parts, bs, strict=True):
-            columns = blocked[:, :, start : start + run]
-            yield columns, part.expand(self.blocks, -1, -1), b.to(rows.dtype).view(self.blocks, run, -1)
+        for order, part, b in zip(self.orders, parts, bs, strict=True):
+            in_order = order.to_host(b).to(rows.dtype).split([count for _, count in order.spans], dim=1)
+            spans = [
+                (blocked[:, :, start : start + count], some)
+                for (start, count), some in zip(order.spans, in_order, strict=True)
+            ]
+            yield order, part.expand(self.blocks, -1, -1), spans
 
 
 class LoraBranch(torch.autograd.Function):
@@ -81,7 +87,7 @@ class LoraBranch(torch.autograd.Function):
             geometry: layout and communication.
             scale: factor on the product.
             a: `[n * r, in]`, the stacked A factors.
-            bs: per projection `[blocks * run, r]`.
+            bs: per projection `[its rows on this rank, r]`.
         """
         tokens = x.reshape(-1, x.shape[-1])
         s = apply_collective(geometry.region.forward, tokens @ a.to(x.dtype).t(), geometry.group).mul_(scale)
@@ -89,8 +95,9 @@ class LoraBranch(torch.autograd.Function):
         # which must not be modified under autograd's eyes. The shared version counter still catches a host that saved
         # its output.
         result = output.detach()
-        for columns, part, b in geometry.per_projection(result.view(-1, result.shape[-1]), s, bs):
-            columns.baddbmm_(part, b.transpose(1, 2))
+        for _, part, spans in geometry.per_projection(result.view(-1, result.shape[-1]), s, bs):
+            for columns, b in spans:
+                columns.baddbmm_(part, b.transpose(1, 2))
         ctx.save_for_backward(tokens, s, a, *bs)
         ctx.geometry, ctx.scale, ctx.x_shape = geometry, scale, x.shape  # type: ignore[attr-defined]
         ctx.share = input_share(x)  # type: ignore[attr-defined]
@@ -103,11 +110,14 @@ class LoraBranch(torch.autograd.Function):
         tokens, s, a, *bs = ctx.saved_tensors
         geometry: BranchGeometry = ctx.geometry
         grad_bs, grad_parts = [], []
-        for columns, part, b in geometry.per_projection(grad.reshape(-1, grad.shape[-1]), s, bs):
+        for order, part, spans in geometry.per_projection(grad.reshape(-1, grad.shape[-1]), s, bs):
             # s^T g, then transposed: the r-wide side first is up to twice as fast on a CPU as g^T s.
-            grad_b = torch.bmm(part.transpose(1, 2), columns).transpose(1, 2).reshape(-1, b.shape[2])
-            grad_bs.append(grad_b.to(bs[0].dtype))
-            grad_parts.append(torch.bmm(columns, b).sum(0))
+            grad_b = [torch.bmm(part.transpose(1, 2), columns).transpose(1, 2) for columns, _ in spans]
+            grad_bs.append(order.from_host(_joined(grad_b)).to(bs[0].dtype))
+            first, *more = (torch.bmm(columns, b).sum(0) for columns, b in spans)
+            for one in more:
+                first += one
+            grad_parts.append(first)
         grad_s = torch.cat(grad_parts, dim=1).mul_(ctx.scale)
         grad_s = apply_collective(geometry.region.backward, grad_s, geometry.group)
         grad_a = (grad_s.t() @ tokens).to(a.dtype)
@@ -120,6 +130,10 @@ class LoraBranch(torch.autograd.Function):
         return grad, grad_x, None, None, grad_a, *grad_bs
 
 
+def _joined(spans: list[torch.Tensor]) -> torch.Tensor:
+    return spans[0] if len(spans) == 1 else torch.cat(spans, dim=1)
+
+
 def site_delta(plan: SitePlan, run: ParallelRun) -> Callable[[torch.Tensor, torch.Tensor, LoraFactors], torch.Tensor]:
     """The branch of one site as `delta(base_output, branch_input, factors)`.
 
@@ -129,7 +143,7 @@ def site_delta(plan: SitePlan, run: ParallelRun) -> Callable[[torch.Tensor, torc
     geometry = BranchGeometry(
         blocks=plan.layout.blocks // tp,
         block_rows=plan.layout.block_rows,
-        runs=tuple((plan.layout.run_offset(index), plan.layout.runs[index]) for index in plan.adapted),
+        orders=tuple(HostOrder(plan.layout, index, tp) for index in plan.adapted),
         region=plan.region,
         group=run.tp_group,
     )

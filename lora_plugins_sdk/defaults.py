@@ -108,6 +108,7 @@ def lora_base_weights(architecture: Architecture, hf_config: Mapping[str, object
             host=f"{site.path}.weight",
             hf=tuple(f"{projection.hf}.weight" for projection in site.projections),
             pack=site.pack if site.kind is SiteKind.COLUMN else None,
+            sections=tuple(projection.sections for projection in site.projections),
             split_columns=site.kind is SiteKind.ROW,
             tied=site.tied,
         )

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from lora_plugins_sdk.adapter import LoraAdapter
 from lora_plugins_sdk.factors import TensorOf
+from lora_plugins_sdk.shards import unshard
 from lora_plugins_sdk.table import ParamRow
 
 
@@ -32,7 +33,7 @@ def _over_tensor_parallel(adapter: LoraAdapter, of: TensorOf) -> dict[str, torch
     """Full factors of this stage, by init key."""
     run = adapter.run
     local = {row: factors.local(row, of) for factors in adapter.factors() for row in factors.plan.rows}
-    full = {row.init_key: tensor.clone() for row, tensor in local.items() if row.partition_dim == -1}
+    full = {row.init_key: unshard(row, [tensor]) for row, tensor in local.items() if row.partition_dim == -1}
     sharded = {row: tensor for row, tensor in local.items() if row.partition_dim != -1}
     if sharded:
         assert run.tp_group is not None, "a sharded factor exists only in a tensor parallel run"
@@ -41,9 +42,7 @@ def _over_tensor_parallel(adapter: LoraAdapter, of: TensorOf) -> dict[str, torch
         dist.all_gather_into_tensor(gathered.view(-1), flat, group=run.tp_group)
         per_rank = [_unflatten(one, sharded) for one in gathered]
         for index, row in enumerate(sharded):
-            whole = torch.cat([shards[index] for shards in per_rank], dim=row.partition_dim)
-            # Host padding comes after the last HF row.
-            full[row.init_key] = whole[: row.full_shape[0]].contiguous()
+            full[row.init_key] = unshard(row, [parts[index] for parts in per_rank])
     return full
 
 

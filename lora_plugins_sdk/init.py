@@ -7,6 +7,7 @@ import math
 
 import torch
 
+from lora_plugins_sdk.shards import shard
 from lora_plugins_sdk.table import ParamRow
 
 
@@ -27,15 +28,3 @@ def full_initial_factor(row: ParamRow, seed: int) -> torch.Tensor:
 def initial_factor(row: ParamRow, seed: int, tp_rank: int) -> torch.Tensor:
     """This rank's part of the initial factor, `row.local_shape`, in the row's dtype."""
     return shard(row, full_initial_factor(row, seed), tp_rank).to(getattr(torch, row.dtype))
-
-
-def shard(row: ParamRow, full: torch.Tensor, tp_rank: int) -> torch.Tensor:
-    """This rank's part `row.local_shape` of a full factor in HF order; host padding rows are zero."""
-    if row.partition_dim == 1:
-        width = row.local_shape[1]
-        return full[:, tp_rank * width : (tp_rank + 1) * width]
-    rows = row.local_shape[0]
-    start = tp_rank * rows if row.partition_dim == 0 else 0
-    part = full[start : start + rows]
-    missing = rows - part.shape[0]
-    return torch.cat([part, part.new_zeros(missing, part.shape[1])]) if missing else part

@@ -1,12 +1,16 @@
 """Packs: how one host weight interleaves the rows of several HF projections.
 
-Every host layout met so far is a sequence of *blocks*; a block holds, for each projection in order, a *run* of
-consecutive rows.
+Every host layout met so far is a sequence of *blocks*; a block is a sequence of *runs*, each of consecutive rows of one
+projection.
 
-    query groups   block = one group          [q q q | k | v]  [q q q | k | v] ...
-    gate | up      block = one TP shard       [gate | up]      [gate | up] ...
+    query groups         block = one group       [q q q | k | v]  [q q q | k | v] ...
+    with output gates    block = one group       [q q q | gate gate gate | k | v] ...
+    gate | up            block = one TP shard    [gate | up]      [gate | up] ...
 
-TP splits between blocks, so a rank's share of every projection is a contiguous slab of HF rows. Both directions (HF ->
+A projection's rows fall into *sections* (usually one), which TP splits each on its own: HF keeps the queries, keys and
+values of a linear attention in one weight, one after the other, and every rank has its part of each.
+
+TP splits between blocks, so a rank's share of every section is a contiguous slab of HF rows. Both directions (HF ->
 host and host -> HF) are read off this one description.
 """
 
@@ -16,63 +20,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from lora_plugins_sdk.block_layout import BlockLayout, Run
 from lora_plugins_sdk.dims import ModelDims, check_expression
 from lora_plugins_sdk.errors import LoraError
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockLayout:
-    """A resolved pack.
-
-    Args:
-        blocks: number of blocks in the full host weight; a multiple of the TP size.
-        runs: rows of each projection within one block.
-        rows: HF rows of each projection. `blocks * run - rows` rows at the very end are padding that HF does not have.
-    """
-
-    blocks: int
-    runs: tuple[int, ...]
-    rows: tuple[int, ...]
-
-    @property
-    def block_rows(self) -> int:
-        """Host rows in one block."""
-        return sum(self.runs)
-
-    @property
-    def host_rows(self) -> int:
-        """Rows of the full host weight, padding included."""
-        return self.blocks * self.block_rows
-
-    def run_offset(self, projection: int) -> int:
-        """First row of a projection's run within a block."""
-        return sum(self.runs[:projection])
-
-    def padded_rows(self, projection: int) -> int:
-        """Rows of a projection in the host, padding included."""
-        return self.blocks * self.runs[projection]
-
-    def hf_slab(self, projection: int, rank: int, tp: int) -> tuple[int, int]:
-        """HF rows `[start, stop)` of a projection on TP rank `rank`; shorter than the host's where it pads."""
-        size = self.padded_rows(projection) // tp
-        limit = self.rows[projection]
-        return min(rank * size, limit), min((rank + 1) * size, limit)
-
-    def host_index(self) -> list[tuple[int, int]]:
-        """For every host row, in order: (projection, HF row). Rows past a projection's `rows` are padding."""
-        return [
-            (projection, block * run + row)
-            for block in range(self.blocks)
-            for projection, run in enumerate(self.runs)
-            for row in range(run)
-        ]
+SectionRows = Sequence[Sequence[int]]
+"""HF rows of each section of each projection."""
 
 
 class Pack(Protocol):
     """Declares a layout; `resolve` turns it into numbers for one model and TP size."""
 
-    def resolve(self, dims: ModelDims, rows: Sequence[int], tp: int) -> BlockLayout:
-        """Layout for projections with these HF row counts.
+    def resolve(self, dims: ModelDims, sections: SectionRows, tp: int) -> BlockLayout:
+        """Layout for projections whose sections have these HF row counts.
 
         Raises:
             LoraError: TP does not divide the layout.
@@ -82,7 +42,7 @@ class Pack(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Concat:
-    """Each TP shard concatenates its own rows of every projection (`[gate_shard | up_shard]`); one projection is the
+    """Each TP shard concatenates its own rows of every section (`[gate_shard | up_shard]`); one projection is the
     plain case.
 
     Args:
@@ -91,15 +51,16 @@ class Concat:
 
     pad: bool = False
 
-    def resolve(self, dims: ModelDims, rows: Sequence[int], tp: int) -> BlockLayout:
-        for count in rows:
+    def resolve(self, dims: ModelDims, sections: SectionRows, tp: int) -> BlockLayout:
+        for count in (count for projection in sections for count in projection):
             if count % tp and not self.pad:
                 raise LoraError(
                     f"tensor parallel size {tp}",
                     reason=f"does not divide a projection of {count} rows",
                     cure=f"use a tensor parallel size that divides {count}",
                 )
-        return BlockLayout(blocks=tp, runs=tuple(-(-count // tp) for count in rows), rows=tuple(rows))
+        shares = [[-(-count // tp) for count in projection] for projection in sections]
+        return BlockLayout.in_order(blocks=tp, shares=shares, sections=sections)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,14 +69,19 @@ class QueryGroups:
 
     Args:
         groups: config expression for the number of key/value heads.
+        gated_heads: where each query head brings an output gate, config expression for the number of query heads. HF's
+            first projection then alternates [query | gate] per head, the host has a group's queries, then their gates.
     """
 
     groups: str = "num_key_value_heads"
+    gated_heads: str | None = None
 
     def __post_init__(self) -> None:
         check_expression(self.groups)
+        if self.gated_heads is not None:
+            check_expression(self.gated_heads)
 
-    def resolve(self, dims: ModelDims, rows: Sequence[int], tp: int) -> BlockLayout:
+    def resolve(self, dims: ModelDims, sections: SectionRows, tp: int) -> BlockLayout:
         groups = dims.resolve(self.groups)
         if groups % tp:
             raise LoraError(
@@ -123,11 +89,26 @@ class QueryGroups:
                 reason=f"does not divide the {groups} key/value heads: a head would be cut or replicated",
                 cure=f"use a tensor parallel size that divides {groups}",
             )
-        for count in rows:
-            if count % groups:
-                raise LoraError(
-                    f"{self.groups}={groups}",
-                    reason=f"does not divide a projection of {count} rows",
-                    cure="check num_attention_heads and num_key_value_heads in the config",
-                )
-        return BlockLayout(blocks=groups, runs=tuple(count // groups for count in rows), rows=tuple(rows))
+        for count in (count for projection in sections for count in projection):
+            _refuse_uneven(self.groups, groups, count)
+        shares = [[count // groups for count in projection] for projection in sections]
+        layout = BlockLayout.in_order(blocks=groups, shares=shares, sections=sections)
+        if self.gated_heads is None:
+            return layout
+        heads, rows = dims.resolve(self.gated_heads), shares[0][0]
+        _refuse_uneven(self.groups, groups, heads, of="query heads")
+        _refuse_uneven(f"2 * {self.gated_heads}", 2 * heads, sections[0][0])
+        width = groups * rows // (2 * heads)
+        gated = [
+            Run(projection=0, row=start, rows=width) for half in (0, width) for start in range(half, rows, 2 * width)
+        ]
+        return BlockLayout(blocks=groups, runs=(*gated, *layout.runs[1:]), sections=layout.sections)
+
+
+def _refuse_uneven(expression: str, parts: int, count: int, of: str = "rows") -> None:
+    if parts < 1 or count % parts:
+        raise LoraError(
+            f"{expression}={parts}",
+            reason=f"does not divide {count} {of} of a projection" if of == "rows" else f"does not divide {count} {of}",
+            cure="check num_attention_heads and num_key_value_heads in the config",
+        )

@@ -8,7 +8,7 @@ import torch
 
 from lora_plugins_sdk.adapter import LoraAdapter
 from lora_plugins_sdk.factors import TensorOf
-from lora_plugins_sdk.init import shard
+from lora_plugins_sdk.shards import shard
 from lora_plugins_sdk.table import ParamRow
 
 

@@ -6,7 +6,7 @@ import string
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from lora_plugins_sdk.dims import check_expression
+from lora_plugins_sdk.dims import ModelDims, check_expression
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.pack import Concat, Pack
 
@@ -46,6 +46,8 @@ class Projection:
         hf: HF module path; `{layer}` stands for the layer number.
         in_dim: input width, an expression over the HF config.
         out_dim: output width, likewise.
+        sections: where HF keeps several parts in one weight and TP splits each on its own, the width of each
+            (likewise), in HF order. They add up to `out_dim`.
 
     Raises:
         LoraError: another placeholder, or a width that is no integer expression.
@@ -54,11 +56,28 @@ class Projection:
     hf: str
     in_dim: str
     out_dim: str
+    sections: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_path(self.hf)
-        check_expression(self.in_dim)
-        check_expression(self.out_dim)
+        for expression in (self.in_dim, self.out_dim, *self.sections):
+            check_expression(expression)
+
+    def section_rows(self, dims: ModelDims) -> tuple[int, ...]:
+        """Rows of each section, of the only one where none is declared.
+
+        Raises:
+            LoraError: a width does not resolve, or the sections do not add up.
+        """
+        rows = tuple(dims.resolve(expression) for expression in self.sections or (self.out_dim,))
+        if sum(rows) != dims.resolve(self.out_dim):
+            raise LoraError(
+                f"projection {self.hf!r}",
+                reason=f"its sections {', '.join(self.sections)} have {sum(rows)} rows, "
+                f"its out_dim {self.out_dim} {dims.resolve(self.out_dim)}",
+                cure="declare sections that add up to out_dim",
+            )
+        return rows
 
     @property
     def leaf(self) -> str:

@@ -124,6 +124,18 @@ def check_host(module: nn.Module, plan: SitePlan, facts: RunFacts) -> None:
             f"{plan.layout.blocks}: its rows are interleaved otherwise",
             cure="attach with the config.json that the model was built with",
         )
+    gate = getattr(getattr(module, "config", None), "attention_output_gate", None)
+    if (
+        isinstance(plan.site.pack, QueryGroups)
+        and gate is not None
+        and gate != (plan.site.pack.gated_heads is not None)
+    ):
+        raise LoraError(
+            where,
+            reason=f"was built with attention_output_gate={gate}, its site is declared "
+            f"{'without' if gate else 'with'} gated heads: its rows are interleaved otherwise",
+            cure="declare QueryGroups(gated_heads=...) exactly for a model with output gates",
+        )
     if getattr(module, "sequence_parallel", facts.sequence_parallel) != facts.sequence_parallel:
         raise LoraError(
             where,

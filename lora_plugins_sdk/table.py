@@ -10,10 +10,10 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from lora_plugins_sdk.block_layout import BlockLayout, Section
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
-from lora_plugins_sdk.pack import BlockLayout
 from lora_plugins_sdk.region import Region, region_of
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.site import Site, SiteKind
@@ -36,6 +36,7 @@ class ParamRow:
         stacked_at: first row within that parameter; A's that share an input are stored stacked.
         full_shape: the factor as HF has it.
         local_shape: this factor's part on every rank (host padding included).
+        sections: how its rows are split over the ranks; one for an A.
         partition_dim: dimension that TP splits; -1 when every rank holds the whole factor.
         grad_sum_group: group over which the gradient is summed once per step; None when each rank has it complete.
         expert: whether the factor belongs to a routed expert.
@@ -53,6 +54,7 @@ class ParamRow:
     stacked_at: int
     full_shape: tuple[int, int]
     local_shape: tuple[int, int]
+    sections: tuple[Section, ...]
     partition_dim: int
     grad_sum_group: str | None
     expert: bool
@@ -174,12 +176,12 @@ def site_layout(site: Site, dims: ModelDims, tp: int) -> BlockLayout:
     """Row layout of a site's full host weight.
 
     Raises:
-        LoraError: TP does not divide it.
+        LoraError: TP does not divide it, or a projection's sections are not as many rows as it has.
     """
-    outs = [dims.resolve(projection.out_dim) for projection in site.projections]
+    sections = [projection.section_rows(dims) for projection in site.projections]
     if site.kind is SiteKind.COLUMN:
-        return site.pack.resolve(dims, outs, tp)
-    assert len(outs) == 1, "only a COLUMN site packs several projections"
+        return site.pack.resolve(dims, sections, tp)
+    assert len(sections) == 1, "only a COLUMN site packs several projections"
     width = dims.resolve(site.projections[0].in_dim)
     if site.kind is SiteKind.ROW and width % tp:
         raise LoraError(
@@ -187,7 +189,7 @@ def site_layout(site: Site, dims: ModelDims, tp: int) -> BlockLayout:
             reason=f"does not divide the {width} input columns of {site.name}",
             cure=f"use a tensor parallel size that divides {width}",
         )
-    return BlockLayout(blocks=1, runs=(outs[0],), rows=(outs[0],))
+    return BlockLayout.in_order(blocks=1, shares=sections, sections=sections)
 
 
 def _plan(
@@ -206,7 +208,7 @@ def _plan(
     for factor in ("A", "B"):
         for position, index in enumerate(adapted):
             member = members[index]
-            width, out = dims.resolve(member.projection.in_dim), layout.rows[index]
+            width, out = dims.resolve(member.projection.in_dim), layout.rows(index)
             raise_if_any(f"cannot adapt {member.hf}:", _rank_too_large(lora.rank, width, out))
             split_rows = factor == "B" and site.kind is SiteKind.COLUMN and facts.tp > 1
             split_columns = factor == "A" and site.kind is SiteKind.ROW and facts.tp > 1
@@ -214,10 +216,11 @@ def _plan(
             if factor == "A":
                 full = (lora.rank, width)
                 local = (lora.rank, width // facts.tp if split_columns else width)
+                sections = (Section(hf=lora.rank, local=lora.rank),)
             else:
                 full = (out, lora.rank)
-                padded = layout.padded_rows(index)
-                local = (padded // facts.tp if site.kind is SiteKind.COLUMN else padded, lora.rank)
+                sections = layout.split(index, facts.tp if site.kind is SiteKind.COLUMN else 1)
+                local = (sum(section.local for section in sections), lora.rank)
             row = ParamRow(
                 hf_module=member.hf,
                 layer=layer,
@@ -227,6 +230,7 @@ def _plan(
                 stacked_at=position * lora.rank if factor == "A" else 0,
                 full_shape=full,
                 local_shape=local,
+                sections=sections,
                 partition_dim=partition_dim,
                 grad_sum_group=region.sum_group(partition_dim),
                 expert=False,

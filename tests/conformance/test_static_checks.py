@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lora_plugins_sdk import BlockLayout, Concat, ModelDims, SelectedPlugin, hookimpl
+from lora_plugins_sdk import BlockLayout, Concat, ModelDims, Run, SelectedPlugin, hookimpl
 from lora_plugins_sdk.targets import candidates
 from lora_plugins_sdk.testing.conformance import Context, Level, Result, Subject, cases, run_case
 from lora_plugins_sdk.testing.conformance.static.packs import pack_problem
@@ -17,16 +17,17 @@ from lora_plugins_sdk.testing.conformance.static.packs import pack_problem
 class CrossedPack:
     """Declares one block, though TP splits the weight: ranks would hold other rows than they think."""
 
-    def resolve(self, dims: ModelDims, rows: Sequence[int], tp: int) -> BlockLayout:
-        return BlockLayout(blocks=1, runs=tuple(rows), rows=tuple(rows))
+    def resolve(self, dims: ModelDims, sections: Sequence[Sequence[int]], tp: int) -> BlockLayout:
+        return BlockLayout.in_order(blocks=1, shares=sections, sections=sections)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShortPack:
     """Loses the last rows of every projection when their number is odd."""
 
-    def resolve(self, dims: ModelDims, rows: Sequence[int], tp: int) -> BlockLayout:
-        return BlockLayout(blocks=tp, runs=tuple(count // tp for count in rows), rows=tuple(rows))
+    def resolve(self, dims: ModelDims, sections: Sequence[Sequence[int]], tp: int) -> BlockLayout:
+        shares = [[count // tp for count in projection] for projection in sections]
+        return BlockLayout.in_order(blocks=tp, shares=shares, sections=sections)
 
 
 def _check(subject: Subject, name: str, **options: Any) -> Result:
@@ -59,15 +60,29 @@ def test_right_packs() -> None:
 
 
 def test_slabs_in_another_order() -> None:
-    class Reversed(BlockLayout):
-        def hf_slab(self, projection: int, rank: int, tp: int) -> tuple[int, int]:
-            return super().hf_slab(projection, tp - 1 - rank, tp)
+    class Exchanged(BlockLayout):
+        def local_order(self, projection: int, tp: int) -> tuple[tuple[int, int], ...]:
+            return super().local_order(projection, tp)[::-1]
 
-    layout = {"blocks": 2, "runs": (3, 2), "rows": (6, 4)}
+    layout = {
+        "blocks": 2,
+        "runs": (Run(projection=0, section=1, rows=2), Run(projection=1, rows=2), Run(projection=0, rows=1)),
+        "sections": ((2, 4), (4,)),
+    }
     assert pack_problem(BlockLayout(**layout), 2) is None
-    assert "hf_slab gives rank 0 of 2 other rows of projection 0 than it holds, (0, 3)" in str(
-        pack_problem(Reversed(**layout), 2)
+    assert "rank 0 of 2 reads rows [0, 2, 3] and holds rows [2, 3, 0] of projection 0" in str(
+        pack_problem(Exchanged(**layout), 2)
     )
+
+
+def test_spans_that_reach_into_another_projection() -> None:
+    class Late(BlockLayout):
+        def spans(self, projection: int) -> tuple[tuple[int, int], ...]:
+            return tuple((start + projection, rows) for start, rows in super().spans(projection))
+
+    layout = {"blocks": 2, "shares": ((2,), (1,), (1,)), "sections": ((4,), (2,), (2,))}
+    assert pack_problem(BlockLayout.in_order(**layout), 2) is None
+    assert "in its spans and holds rows" in str(pack_problem(Late.in_order(**layout), 2))
 
 
 def test_names_of_another_layer(wrong_plugin: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -11,10 +11,12 @@ from unittest.mock import patch
 import torch
 
 import lora_plugin_qwen3
-from lora_plugins_sdk import BlockLayout, ParallelRun, Site, SitePlan
+from lora_plugins_sdk import BlockLayout, ParallelRun, Site, SitePlan, shards
+from lora_plugins_sdk.block_layout import Section, Slab, slabs_of
 from lora_plugins_sdk.branch import site_delta
 from lora_plugins_sdk.factors import LoraFactors
 from lora_plugins_sdk.testing.conformance import Level
+from lora_plugins_sdk.testing.conformance.static import packs
 from mutants.mutant import seeded
 from mutants.places import ANYWHERE, FC1, FC2, HEAD, QKV, TP2
 from mutants.seams import Delta, delta_changed, plan_changed, wrapped
@@ -36,8 +38,9 @@ def rows_per_head_not_per_group() -> Iterator[None]:
     """The branch takes q|k|v to alternate with each query head, where the host alternates with each group."""
 
     def change(right: Delta, plan: SitePlan, run: ParallelRun) -> Delta:
-        runs = tuple(rows // 4 for rows in plan.layout.rows)
-        return site_delta(replace(plan, layout=replace(plan.layout, blocks=4, runs=runs)), run)
+        shares = [[rows // 4 for rows in counts] for counts in plan.layout.sections]
+        heads = BlockLayout.in_order(blocks=4, shares=shares, sections=plan.layout.sections)
+        return site_delta(replace(plan, layout=heads), run)
 
     with delta_changed(QKV, change):
         yield
@@ -48,7 +51,8 @@ def rows_concatenated_not_grouped() -> Iterator[None]:
     """The branch takes q|k|v to follow each other as wholes."""
 
     def change(right: Delta, plan: SitePlan, run: ParallelRun) -> Delta:
-        wholes = BlockLayout(blocks=1, runs=plan.layout.rows, rows=plan.layout.rows)
+        sections = plan.layout.sections
+        wholes = BlockLayout.in_order(blocks=1, shares=sections, sections=sections)
         return site_delta(replace(plan, layout=wholes), run)
 
     with delta_changed(QKV, change):
@@ -122,15 +126,15 @@ def shard_halves_joined_in_the_wrong_order() -> Iterator[None]:
         yield
 
 
-@seeded("packs", level=Level.STATIC, imitates="B23", site="decoder.layers.0.mlp.linear_fc1", words="rank 0 of 2")
+@seeded("packs", level=Level.STATIC, imitates="B23", site=ANYWHERE, words="rank 0 of 2 reads rows")
 def slabs_of_the_other_rank() -> Iterator[None]:
     """A rank reads the HF rows of its neighbour, while the host rows are its own."""
 
-    def neighbour(right: Any, layout: BlockLayout, projection: int, rank: int, tp: int) -> tuple[int, int]:
-        mine = (rank + 1) % tp if len(layout.runs) == 2 else rank
-        return right(layout, projection, mine, tp)
+    def neighbour(sections: Sequence[Section], rank: int) -> Iterator[Slab]:
+        other = rank ^ 1
+        return slabs_of(sections, other if other * sections[0].local < sections[0].hf else rank)
 
-    with wrapped(BlockLayout, "hf_slab", neighbour):
+    with patch.object(shards, "slabs_of", neighbour), patch.object(packs, "slabs_of", neighbour):
         yield
 
 
@@ -138,10 +142,9 @@ def slabs_of_the_other_rank() -> Iterator[None]:
 def padding_before_the_last_row() -> Iterator[None]:
     """A padded vocabulary has its padding before the last row, not after it."""
 
-    def shifted(right: Any, layout: BlockLayout) -> list[tuple[int, int]]:
+    def shifted(right: Any, layout: BlockLayout) -> list[tuple[int, int | None]]:
         rows = right(layout)
-        padded = layout.rows[0] < len(rows) and len(layout.rows) == 1
-        return [*rows[:-2], rows[-1], rows[-2]] if padded else rows
+        return [*rows[:-2], rows[-1], rows[-2]] if rows[-1][1] is None else rows
 
     with wrapped(BlockLayout, "host_index", shifted):
         yield

@@ -26,8 +26,7 @@ def folded_output(model: ToyModel, factors: Factors, scale: float, inputs: tuple
     """The base model's output with `W + scale * B A` in place of each adapted weight, row by row in host order."""
     dims, weights = ARCHITECTURE.dims(HF_CONFIG), {}
     for site in ARCHITECTURE.sites:
-        outs = [dims.resolve(one.out_dim) for one in site.projections]
-        index = site.pack.resolve(dims, outs, 1).host_index()
+        index = site.pack.resolve(dims, [one.section_rows(dims) for one in site.projections], 1).host_index()
         for layer in range(2) if site.per_layer else [0]:
             names = [one.hf.format(layer=layer) for one in site.projections]
             if any(name in factors for name in names):

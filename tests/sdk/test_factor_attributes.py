@@ -8,7 +8,7 @@ from sdk_toy import ARCHITECTURE, HF_CONFIG
 
 from lora_plugins_sdk import LoraConfig, ParallelRun, RunFacts, SelectedPlugin, derive_table
 from lora_plugins_sdk.factors import LoraFactors
-from lora_plugins_sdk.init import shard
+from lora_plugins_sdk.shards import shard
 
 LORA = LoraConfig(rank=2, target_modules=("all-linear", "lm_head"))
 PLUGIN = SelectedPlugin.of(ARCHITECTURE)

@@ -27,25 +27,27 @@ def by_projection(plan: SitePlan, facts: RunFacts, tp_rank: int, local: Tensor) 
         tp_rank: this rank's.
         local: the linear's output (or its gradient), `[..., host columns of this rank]`.
     """
-    split = facts.tp if plan.site.kind is SiteKind.COLUMN else 1
-    blocked = local.unflatten(-1, (plan.layout.blocks // split, plan.layout.block_rows))
-    found = {}
-    for index in plan.adapted:
-        start, run = plan.layout.run_offset(index), plan.layout.runs[index]
-        first, last = plan.layout.hf_slab(index, tp_rank if split > 1 else 0, split)
-        columns = blocked[..., start : start + run].flatten(-2)
-        found[plan.site.projections[index].hf.format(layer=plan.layer)] = columns[..., : last - first]
-    return found
-
-
-def output_columns(plan: SitePlan, facts: RunFacts, tp_rank: int) -> dict[str, slice]:
-    """Which of a projection's columns a rank holds."""
-    split = facts.tp if plan.site.kind is SiteKind.COLUMN else 1
     return {
-        plan.site.projections[index].hf.format(layer=plan.layer): slice(
-            *plan.layout.hf_slab(index, tp_rank if split > 1 else 0, split)
-        )
-        for index in plan.adapted
+        name: local[..., [column for _, column in columns]] for name, columns in _columns(plan, facts, tp_rank).items()
+    }
+
+
+def output_columns(plan: SitePlan, facts: RunFacts, tp_rank: int) -> dict[str, list[int]]:
+    """Which of a projection's columns a rank holds, ascending."""
+    return {name: [row for row, _ in columns] for name, columns in _columns(plan, facts, tp_rank).items()}
+
+
+def _columns(plan: SitePlan, facts: RunFacts, tp_rank: int) -> dict[str, list[tuple[int, int]]]:
+    """Per adapted projection, (HF row, this rank's column), read off the host's order row by row."""
+    split = plan.site.kind is SiteKind.COLUMN
+    width = plan.layout.host_rows // (facts.tp if split else 1)
+    first = tp_rank * width if split else 0
+    held: dict[int, list[tuple[int, int]]] = {index: [] for index in plan.adapted}
+    for column, (projection, row) in enumerate(plan.layout.host_index()[first : first + width]):
+        if projection in held and row is not None:
+            held[projection].append((row, column))
+    return {
+        plan.site.projections[index].hf.format(layer=plan.layer): sorted(columns) for index, columns in held.items()
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lora_plugins_sdk.init import shard
+from lora_plugins_sdk.shards import shard
 from lora_plugins_sdk.table import ParamRow
 from lora_plugins_sdk.testing.conformance.check import Check, Level
 from lora_plugins_sdk.testing.conformance.compare import BOUND, parallel_ratios, same_shape

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lora_plugins_sdk.init import shard
+from lora_plugins_sdk.shards import shard
 from lora_plugins_sdk.testing.conformance.check import Check, Level
 from lora_plugins_sdk.testing.conformance.compare import BOUND, parallel_ratios
 from lora_plugins_sdk.testing.conformance.context import Context

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from lora_plugins_sdk.block_layout import BlockLayout, slabs_of
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.errors import LoraError
-from lora_plugins_sdk.pack import BlockLayout
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.site import Site, SiteKind
 from lora_plugins_sdk.table import site_layout
@@ -23,27 +23,45 @@ _LARGEST_FACTOR = 4
 
 def pack_problem(layout: BlockLayout, tp: int) -> str | None:
     """Why a layout is no invertible packing of its projections over `tp` ranks; None when it is one."""
+    projections = len(layout.sections)
     if layout.blocks % tp:
         return f"{layout.blocks} blocks cannot be split over {tp} ranks"
     host = layout.host_index()
     if len(host) != layout.host_rows:
         return f"host_index has {len(host)} rows, the host weight {layout.host_rows}"
-    held = [(projection, row) for projection, row in host if row < layout.rows[projection]]
-    wanted = [(projection, row) for projection, count in enumerate(layout.rows) for row in range(count)]
-    if sorted(held) != wanted:
+    held = sorted((projection, row) for projection, row in host if row is not None)
+    if held != [(projection, row) for projection in range(projections) for row in range(layout.rows(projection))]:
         return "some HF row has no place in the host weight, or two"
-    for projection, count in enumerate(layout.rows):
-        local = layout.host_rows // tp
+    local = layout.host_rows // tp
+    for projection in range(projections):
         for rank in range(tp):
-            mine = [row for one, row in host[rank * local : (rank + 1) * local] if one == projection]
-            first = rank * layout.padded_rows(projection) // tp
-            # Padding included: it comes after the last HF row, and nowhere else.
-            if mine != list(range(first, first + len(mine))):
-                return f"rank {rank} of {tp} holds rows {mine} of projection {projection}, not those from {first} on"
-            slab = (min(first, count), min(first + len(mine), count))
-            if layout.hf_slab(projection, rank, tp) != slab:
-                return f"hf_slab gives rank {rank} of {tp} other rows of projection {projection} than it holds, {slab}"
+            problem = _share_problem(layout, projection, rank, tp, host[rank * local : (rank + 1) * local])
+            if problem:
+                return f"rank {rank} of {tp} {problem} of projection {projection}"
     return None
+
+
+def _share_problem(
+    layout: BlockLayout, projection: int, rank: int, tp: int, local: list[tuple[int, int | None]]
+) -> str | None:
+    """Why the slabs that a rank reads are not, in the layout's own order, what its host rows (`local`) hold."""
+    mine = [row for one, row in local if one == projection]
+    sections = layout.split(projection, tp)
+    rows: list[int | None] = []
+    for section, slab in zip(sections, slabs_of(sections, rank), strict=True):
+        # Padding comes after the last HF row of a section, and nowhere else.
+        rows += [*range(slab.hf, slab.hf + slab.rows), *[None] * (section.local - slab.rows)]
+    order = [row for start, count in layout.local_order(projection, tp) for row in range(start, start + count)]
+    if sorted(order) != list(range(len(rows))):
+        return f"orders {len(rows)} rows as {order}"
+    if (found := [rows[row] for row in order]) != mine:
+        return f"reads rows {found} and holds rows {mine}"
+    spans = layout.spans(projection)
+    if sum(count for _, count in spans) * (layout.blocks // tp) != len(rows):
+        return f"has spans {spans} in each block for {len(rows)} rows"
+    blocks = [local[start : start + layout.block_rows] for start in range(0, len(local), layout.block_rows)]
+    seen = [row for block in blocks for start, count in spans for _, row in block[start : start + count]]
+    return None if seen == mine else f"finds rows {seen} in its spans and holds rows {mine}"
 
 
 def _packs(context: Context) -> Iterator[Finding]:
@@ -104,7 +122,7 @@ def _search(site: Site, dims: ModelDims) -> str | None:
 def _sizes(site: Site, dims: ModelDims) -> set[str]:
     """Config keys that the site's widths and its pack read."""
     pack: Any = site.pack
-    texts = [projection.out_dim for projection in site.projections]
+    texts = [text for projection in site.projections for text in (projection.out_dim, *projection.sections)]
     texts += [getattr(pack, name) for name in getattr(pack, "__dataclass_fields__", {})]
     words = {word for text in texts if isinstance(text, str) for word in re.findall(r"[A-Za-z_]\w*", text)}
     return {word for word in words if word in dims.config or word in dims.fallbacks}
