@@ -12,12 +12,19 @@ from lora_plugins_sdk.errors import LoraError
 T = TypeVar("T")
 
 
+def is_alone() -> bool:
+    """Whether this process is the only rank, also where no ranks were started."""
+    return not dist.is_initialized() or dist.get_world_size() == 1
+
+
 def on_first_rank(work: Callable[[], T]) -> T:
     """Do something on rank 0; every rank gets its answer. Collective over all ranks.
 
     Raises:
         LoraError: on every rank, what `work` raised.
     """
+    if is_alone():
+        return work()
     answer: list[Any] = [None]
     if dist.get_rank() == 0:
         answer = [_try(work)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from lora_harness.batch import StepBatch, pack
 from lora_harness.checkpoint import CheckpointDirectory, RunState, read_checkpoint, write_checkpoint
 from lora_harness.config import TrainConfig
 from lora_harness.context import refuse_beyond_context
-from lora_harness.engines import RolloutEngine, SamplingParams, create_engine
+from lora_harness.engines import RolloutEngine, SamplingParams, open_engine
+from lora_harness.engines.capabilities import refuse_unservable
 from lora_harness.launch import run_device, started
 from lora_harness.losses import loss_normaliser
 from lora_harness.phases import PhaseTimer
@@ -38,7 +39,7 @@ from lora_harness.schedule import learning_rate
 from lora_harness.start import PromptDigest, Start, choose_start, owned_output
 from lora_harness.tasks import Example, build_task
 from lora_harness.trainer import MegatronPolicy, UpdateReport
-from lora_plugins_sdk import ParallelRun, PeftAdapter, base_fingerprint, write_adapter
+from lora_plugins_sdk import ParallelRun, write_adapter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,13 +98,9 @@ class Trainer:
         )
         first = self.prompts[: config.algorithm.prompts_per_step]
         on_first_rank(lambda: refuse_beyond_context(config, self.encoder, [*self.held_out, *first]))
+        on_first_rank(lambda: refuse_unservable(config, run.facts))
         self.policy = MegatronPolicy(config, run)
-        self.engine: RolloutEngine = create_engine(
-            config.rollout.engine,
-            config.model.path,
-            max_batch_size=config.rollout.max_batch_size,
-            device=str(run_device()),
-        )
+        self.engine: RolloutEngine = open_engine(config, self.policy.export, device=str(run_device()))
         self.collector = RolloutCollector(self.engine, task, self.encoder, seed=config.seed)
         self.version = 0
         self._published_at = -1
@@ -115,6 +112,7 @@ class Trainer:
         config, start = self.config, self.start
         first_rank = dist.get_rank() == 0
         with ExitStack() as stack:
+            stack.callback(self.engine.close)
             owned = owned_output(config.output, start.resume_at)
             removed = on_first_rank(lambda: stack.enter_context(owned))
             report = RunReport(config, writes=first_rank, resume_at=start.resume_at)
@@ -138,9 +136,8 @@ class Trainer:
             after = self.evaluate("eval/after")
             adapter = config.output / "adapter"
             exported = self.policy.export()
-            on_first_rank(lambda: write_adapter(self._stamped(exported, config.steps), adapter, replace=True))
+            on_first_rank(lambda: write_adapter(exported, adapter))
             report.finish(reward_before=before, reward_after=after)
-        self.engine.close()
         return TrainingResult(output=config.output, adapter=adapter, reward_before=before, reward_after=after)
 
     def save(self, done: int, report: RunReport, *, reward_before: float) -> None:
@@ -169,8 +166,7 @@ class Trainer:
         def write() -> None:
             report.sync()
             checkpoints.prepare()
-            stamped = replace(tensors, adapter=self._stamped(tensors.adapter, done))
-            write_checkpoint(checkpoints.place(done), stamped, state)
+            write_checkpoint(checkpoints.place(done), tensors, state)
             checkpoints.prune(keep)
 
         on_first_rank(write)
@@ -208,13 +204,13 @@ class Trainer:
         }
 
     def publish(self) -> int:
-        """Give the engine the adapter as it is now; returns the bytes it took, 0 when it has this adapter already."""
-        if self._published_at == self.policy.updates:
+        """Make the adapter as it is now the engine's policy; returns the bytes sent, 0 when it is that already."""
+        if self._published_at == self.policy.updates or self.config.rollout.train_only:
             return 0
         self._published_at = self.policy.updates
         exported = self.policy.export()
         self.version += 1
-        return self.engine.load_adapter(self.version, exported.tensors, exported.config)
+        return self.engine.publish(self.version, exported.tensors, exported.config)
 
     def draw(self, step: int) -> list[list[Rollout]]:
         """The step's completions, one group per prompt."""
@@ -281,18 +277,6 @@ class Trainer:
         # The new engine has no adapter yet; an adapter that was published before gets its old stamp again.
         self.version = state.adapter_version - state.adapter_published
         self.trained_on.update(self.prompts[: state.step * self.config.algorithm.prompts_per_step])
-
-    def _stamped(self, adapter: PeftAdapter, done: int) -> PeftAdapter:
-        """The adapter after `done` steps with its base and its place in the run, for the meta file."""
-        assert adapter.origin is not None, "export_adapter says where an adapter comes from"
-        identity = self.start.identity
-        origin = replace(
-            adapter.origin,
-            base_fingerprint=identity.base if identity else base_fingerprint(self.config.model.path),
-            step=done,
-            adapter_version=self.version,
-        )
-        return replace(adapter, origin=origin)
 
     def _evaluate_start(self) -> float:
         """Held-out reward before training: of the base, or of the adapter that training starts from."""

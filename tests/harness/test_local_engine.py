@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from lora_harness.engines import Completion, GenerationRequest, RolloutEngine, SamplingParams, create_engine
+from lora_harness.engines import Completion, GenerationRequest, RolloutEngine, SamplingParams, check_engine_name
 from lora_harness.engines.local import LocalEngine
 from lora_harness.engines.sampling import draw_tokens, request_uniforms
 from lora_plugins_sdk.errors import LoraError
@@ -98,7 +98,7 @@ def test_logprobs_equal_teacher_forcing(model_dir: Path, with_adapter: bool) -> 
     if with_adapter:
         config = adapter_config()
         tensors = adapter_tensors(model_dir, config)
-        received = engine.load_adapter(4, tensors, config)
+        received = engine.publish(4, tensors, config)
         assert received == sum(t.numel() * 4 for t in tensors.values())
         # Folded by hand: PEFT's own forward is what the engine runs.
         for name, a in tensors.items():
@@ -190,7 +190,7 @@ def test_adapter_swap_changes_output_and_stamp(model_dir: Path) -> None:
     base = engine.generate(asked)
     outputs = [base]
     for version, tensors in ((1, first), (2, second), (5, first)):
-        engine.load_adapter(version, tensors, config)
+        engine.publish(version, tensors, config)
         outputs.append(engine.generate(asked))
         assert {one.adapter_version for one in outputs[-1]} == {version} == {engine.adapter_version}
     drawn = [[one.token_ids for one in done] for done in outputs]
@@ -203,7 +203,7 @@ def test_adapter_tensors_are_copied(model_dir: Path) -> None:
     engine = LocalEngine(model_dir)
     config = adapter_config()
     tensors = adapter_tensors(model_dir, config)
-    engine.load_adapter(1, tensors, config)
+    engine.publish(1, tensors, config)
     asked = [request(6, seed=3)]
     before = engine.generate(asked)
     for tensor in tensors.values():
@@ -243,22 +243,22 @@ def test_spoilt_adapter_is_refused_whole(model_dir: Path, spoil: Any, said: str,
     engine = LocalEngine(model_dir)
     config = adapter_config()
     if loaded_before:
-        engine.load_adapter(1, adapter_tensors(model_dir, config, 1), config)
+        engine.publish(1, adapter_tensors(model_dir, config, 1), config)
     asked = [request(6, seed=3)]
     before = engine.generate(asked)
     spoilt = adapter_tensors(model_dir, config, 2)
     spoil(spoilt)
     with pytest.raises(LoraError, match=said):
-        engine.load_adapter(2, spoilt, config)
+        engine.publish(2, spoilt, config)
     assert engine.generate(asked) == before
-    engine.load_adapter(2, adapter_tensors(model_dir, config, 2), config)
+    engine.publish(2, adapter_tensors(model_dir, config, 2), config)
     assert engine.generate(asked) != before
 
 
 def test_wrong_rank_is_refused(model_dir: Path) -> None:
     engine = LocalEngine(model_dir)
     with pytest.raises(LoraError, match="rank"):
-        engine.load_adapter(1, adapter_tensors(model_dir, adapter_config(rank=2)), adapter_config(rank=3))
+        engine.publish(1, adapter_tensors(model_dir, adapter_config(rank=2)), adapter_config(rank=3))
 
 
 @pytest.mark.parametrize(
@@ -273,18 +273,18 @@ def test_bad_adapter_config(model_dir: Path, changes: dict[str, Any], said: str)
     """B45: unknown config keys crashed PEFT with a bare TypeError."""
     engine = LocalEngine(model_dir)
     with pytest.raises(LoraError, match=said):
-        engine.load_adapter(1, adapter_tensors(model_dir, adapter_config()), adapter_config(**changes))
+        engine.publish(1, adapter_tensors(model_dir, adapter_config()), adapter_config(**changes))
 
 
 def test_changed_config_and_stale_version(model_dir: Path) -> None:
     engine = LocalEngine(model_dir)
     tensors = adapter_tensors(model_dir, adapter_config())
-    engine.load_adapter(2, tensors, adapter_config())
+    engine.publish(2, tensors, adapter_config())
     with pytest.raises(LoraError, match="lora_alpha"):
-        engine.load_adapter(3, tensors, adapter_config(lora_alpha=7))
+        engine.publish(3, tensors, adapter_config(lora_alpha=7))
     for stale in (0, 1, 2):
         with pytest.raises(LoraError, match="version 2 is loaded"):
-            engine.load_adapter(stale, tensors, adapter_config())
+            engine.publish(stale, tensors, adapter_config())
 
 
 def test_rslora_scale_is_honoured(model_dir: Path) -> None:
@@ -293,7 +293,7 @@ def test_rslora_scale_is_honoured(model_dir: Path) -> None:
     done = []
     for config in (adapter_config(use_rslora=True), adapter_config(lora_alpha=6 * 3**0.5)):
         engine = LocalEngine(model_dir)
-        engine.load_adapter(1, adapter_tensors(model_dir, adapter_config()), config)
+        engine.publish(1, adapter_tensors(model_dir, adapter_config()), config)
         done.append(engine.generate(asked)[0])
     assert done[0].token_ids == done[1].token_ids
     np.testing.assert_allclose(done[0].logprobs, done[1].logprobs, atol=1e-5)
@@ -359,8 +359,8 @@ def test_weights_of_another_config(model_dir: Path, tmp_path: Path) -> None:
 
 def test_registry_and_close(model_dir: Path) -> None:
     with pytest.raises(LoraError, match=r"'no_such'.*local"):
-        create_engine("no_such", model_dir)
-    engine = create_engine("local", model_dir)
+        check_engine_name("no_such")
+    engine = LocalEngine(model_dir)
     assert isinstance(engine, RolloutEngine)
     assert engine.capabilities.name == "local"
     engine.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from lora_harness.engines.base import (
     Completion,
@@ -13,7 +14,11 @@ from lora_harness.engines.base import (
 )
 from lora_plugins_sdk.errors import LoraError
 
-ENGINE_NAMES: tuple[str, ...] = ("local",)
+if TYPE_CHECKING:
+    from lora_harness.config import TrainConfig
+    from lora_plugins_sdk import PeftAdapter
+
+ENGINE_NAMES: tuple[str, ...] = ("local", "sglang")
 
 
 def check_engine_name(name: str) -> None:
@@ -24,16 +29,27 @@ def check_engine_name(name: str) -> None:
         )
 
 
-def create_engine(name: str, model_dir: Path, *, max_batch_size: int = 128, device: str = "cpu") -> RolloutEngine:
-    """Open the engine called `name` on the HF model directory `model_dir`.
+def open_engine(
+    config: TrainConfig, policy: Callable[[], PeftAdapter], *, device: str, say: Callable[[str], None] = print
+) -> RolloutEngine:
+    """Open the engine that a config names. Collective over all ranks.
+
+    Args:
+        config: the training config.
+        policy: exports the adapter before training; collective.
+        device: torch device of an engine in this process.
+        say: told about the progress, on rank 0.
 
     Raises:
-        LoraError: unknown name, or what the engine itself raises.
+        LoraError: what the engine itself raises.
     """
-    check_engine_name(name)
+    if config.rollout.engine == "sglang":
+        from lora_harness.engines.sglang.opening import open_sglang
+
+        return open_sglang(config, policy(), say=say)
     from lora_harness.engines.local import LocalEngine
 
-    return LocalEngine(model_dir, max_batch_size=max_batch_size, device=device)
+    return LocalEngine(config.model.path, max_batch_size=config.rollout.max_batch_size, device=device)
 
 
 __all__ = [
@@ -44,5 +60,5 @@ __all__ = [
     "RolloutEngine",
     "SamplingParams",
     "check_engine_name",
-    "create_engine",
+    "open_engine",
 ]

@@ -21,13 +21,14 @@ class EngineCapabilities:
 
     Args:
         name: the engine's name in the configuration.
-        mode: how the policy reaches it; "adapter" means the base once and then versioned adapters.
+        mode: how the policy reaches it: "adapter" means the base once and then versioned adapters, "merge" full weights
+            with the adapter folded in.
         servable_projections: HF names of the projections it serves, or None for every one.
         max_rank: the largest rank it accepts, or None for any.
     """
 
     name: str
-    mode: Literal["adapter"]
+    mode: Literal["adapter", "merge"]
     servable_projections: frozenset[str] | None = None
     max_rank: int | None = None
 
@@ -98,27 +99,34 @@ class Completion:
 
 @runtime_checkable
 class RolloutEngine(Protocol):
-    """Serves the base model with the newest adapter. One caller at a time."""
+    """Serves the base model with the newest adapter, the policy. One caller at a time."""
 
     @property
     def capabilities(self) -> EngineCapabilities:
         """What this engine can serve."""
         ...
 
-    def load_adapter(self, version: int, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> int:
-        """Replace the adapter; all of it or, on error, nothing.
+    @property
+    def adapter_version(self) -> int:
+        """Version of the adapter that answers now; 0 is the base."""
+        ...
+
+    def publish(self, version: int, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> int:
+        """Make the base with this adapter the policy that answers from now on; all of it or, on error, nothing.
+
+        Where several ranks share engines, every rank calls it, and all hear what became of it.
 
         Args:
-            version: stamp of this adapter, larger than every version loaded before.
+            version: stamp of this policy, larger than every version before.
             tensors: what `adapter_model.safetensors` of a PEFT directory holds, by its names.
             config: what `adapter_config.json` of a PEFT directory holds.
 
         Returns:
-            Bytes of tensor data received.
+            Bytes of tensor data sent; 0 when the engine already served an equal policy and kept its version.
 
         Raises:
-            LoraError: stale version; missing, unexpected, misshapen or non-finite tensor; config that PEFT
-                refuses.
+            LoraError: stale version; missing, unexpected, misshapen or non-finite tensor; config that the engine
+                refuses; an engine that fails.
         """
         ...
 
@@ -126,8 +134,8 @@ class RolloutEngine(Protocol):
         """Complete every request, in the order given.
 
         Raises:
-            LoraError: an empty prompt, a token id outside the vocabulary, or more tokens than the context
-                holds.
+            LoraError: an empty prompt, a token id outside the vocabulary, more tokens than the context holds, or an
+                engine that fails.
         """
         ...
 

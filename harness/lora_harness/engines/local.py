@@ -13,6 +13,7 @@ from lora_harness.engines.base import Completion, EngineCapabilities, Generation
 from lora_harness.engines.decode import complete
 from lora_harness.engines.model_files import load_hf_model
 from lora_harness.engines.peft_slot import PeftSlot
+from lora_harness.engines.requests import check_requests
 from lora_plugins_sdk.errors import LoraError
 
 
@@ -54,11 +55,11 @@ class LocalEngine:
 
     @property
     def adapter_version(self) -> int:
-        """Version of the adapter in use; 0 is the base."""
+        """See `RolloutEngine.adapter_version`."""
         return self._version
 
-    def load_adapter(self, version: int, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> int:
-        """See `RolloutEngine.load_adapter`."""
+    def publish(self, version: int, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> int:
+        """See `RolloutEngine.publish`."""
         if version <= self._version:
             raise LoraError(
                 f"adapter version {version}",
@@ -72,8 +73,7 @@ class LocalEngine:
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """See `RolloutEngine.generate`. Prompts of like length are decoded together, to pad little."""
         model = self._open_slot().model
-        for index, request in enumerate(requests):
-            self._check_request(index, request)
+        check_requests(requests, vocab_size=self._vocab_size, context=self._context)
         return complete(model, requests, max_batch_size=self._max_batch_size, adapter_version=self._version)
 
     def close(self) -> None:
@@ -84,24 +84,3 @@ class LocalEngine:
         if self._slot is None:
             raise LoraError("local engine", reason="it was closed", cure="open a new engine")
         return self._slot
-
-    def _check_request(self, index: int, request: GenerationRequest) -> None:
-        subject, prompt = f"request {index}", request.prompt_ids
-        if not prompt:
-            raise LoraError(subject, reason="the prompt has no tokens", cure="give at least one token, such as BOS")
-        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
-            raise LoraError(
-                subject,
-                reason=f"a token id is outside the vocabulary of {self._vocab_size}",
-                cure="use the tokenizer of this model directory",
-            )
-        needed = len(prompt) + request.sampling.max_new_tokens
-        if needed > self._context:
-            raise LoraError(
-                subject,
-                reason=f"{len(prompt)} prompt tokens and {request.sampling.max_new_tokens} new ones need "
-                f"{needed} positions, the context (max_position_embeddings) has {self._context}",
-                cure="shorten the prompt or lower max_new_tokens",
-            )
-        if not 0 <= request.seed < 2**64:
-            raise LoraError(subject, reason=f"seed {request.seed} is out of range", cure="use 0 <= seed < 2**64")

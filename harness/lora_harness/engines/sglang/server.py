@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from lora_harness.engines.sglang import serve
+from lora_harness.engines.sglang.log_tail import LogTail
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.staging import writable
 
 HOST = "127.0.0.1"
-_LOG_LINES = 15
 _ORDERLY_SECONDS = 10.0
 _POLL_SECONDS = 0.25
 
@@ -50,14 +50,12 @@ class SglangServer:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.label = label
-        self.log = log
         self.port = _claim(port)
         interpreter = str(python or sys.executable)
         settings = log.with_suffix(".json")
+        self._log = LogTail(log)
         with writable(log.parent):
-            log.parent.mkdir(parents=True, exist_ok=True)
             settings.write_text(json.dumps({**arguments, "host": HOST, "port": self.port}, indent=2), encoding="utf-8")
-            self._begin = log.stat().st_size if log.exists() else 0
             output = log.open("ab")
         with output:
             try:
@@ -76,6 +74,11 @@ class SglangServer:
                     reason=f"cannot be started ({error.strerror})",
                     cure="give the path of a Python interpreter that has SGLang",
                 ) from None
+
+    @property
+    def log(self) -> Path:
+        """Where it prints."""
+        return self._log.path
 
     @property
     def url(self) -> str:
@@ -103,8 +106,8 @@ class SglangServer:
             if time.monotonic() - began > timeout:
                 self.stop()
                 raise LoraError(
-                    f"{self.label} ({self.log})",
-                    reason=f"did not answer within {timeout:g} s; the end of its log:\n{self.tail()}",
+                    f"{self.label} ({self._log.path})",
+                    reason=f"did not answer within {timeout:g} s; the end of its log:\n{self._log.tail()}",
                     cure="raise rollout.sglang.start_timeout, or give it less to load",
                 )
             time.sleep(_POLL_SECONDS)
@@ -124,14 +127,11 @@ class SglangServer:
         if told is not None:
             raise LoraError(told["subject"], reason=told["reason"], cure=told["cure"])
         raise LoraError(
-            f"{self.label} ({self.log})",
-            reason=f"ended {when} with {_exit_words(self._process.returncode)}; the end of its log:\n{self.tail()}",
+            f"{self.label} ({self._log.path})",
+            reason=f"ended {when} with {_exit_words(self._process.returncode)}; "
+            f"the end of its log:\n{self._log.tail()}",
             cure="correct what the log names; it holds the whole story",
         )
-
-    def tail(self, lines: int = _LOG_LINES) -> str:
-        """The last lines that it printed."""
-        return "\n".join(self._printed().splitlines()[-lines:]) or "(nothing was printed)"
 
     def stop(self) -> None:
         """End the server and everything it started. Safe to call twice."""
@@ -145,13 +145,8 @@ class SglangServer:
         assert self._process.stdin is not None
         self._process.stdin.close()
 
-    def _printed(self) -> str:
-        with self.log.open("rb") as file:
-            file.seek(self._begin)
-            return file.read().decode(errors="replace")
-
     def _problem(self) -> dict[str, str] | None:
-        for line in self._printed().splitlines():
+        for line in self._log.lines():
             if line.startswith(serve.PROBLEM):
                 return json.loads(line.removeprefix(serve.PROBLEM))
         return None

@@ -1,0 +1,94 @@
+"""What each engine and mode can serve, and whether a run asks for more. Known before any model is loaded. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lora_harness.engines.base import EngineCapabilities
+from lora_plugins_sdk import derive_table, load_plugin, read_hf_config
+from lora_plugins_sdk.errors import Diagnostic, raise_if_any
+from lora_plugins_sdk.serving.sglang_places import family_of, served_leaves
+
+if TYPE_CHECKING:
+    from lora_harness.config import RolloutSection, TrainConfig
+    from lora_plugins_sdk import ParameterTable, RunFacts
+
+_IN_LAYER = re.compile(r".*\blayers\.\d+\.(?:(?P<experts>.*\bexperts)\.\d+\.)?(?P<path>.+)")
+_ROUTER = re.compile(r"(?:^|\.)(?:router|mlp\.gate|mlp\.shared_expert_gate)$")
+
+
+def engine_capabilities(rollout: RolloutSection, hf_config: Mapping[str, Any], *, max_rank: int) -> EngineCapabilities:
+    """What the engine of a run can serve.
+
+    Args:
+        rollout: names engine and mode.
+        hf_config: the base's `config.json`.
+        max_rank: the rank that SGLang is started for in adapter mode.
+    """
+    if rollout.engine == "sglang" and rollout.sync_mode == "adapter":
+        served = frozenset({*served_leaves(family_of(hf_config)), "lm_head"})
+        return EngineCapabilities(name="sglang", mode="adapter", servable_projections=served, max_rank=max_rank)
+    return EngineCapabilities(name=rollout.engine, mode=rollout.sync_mode)
+
+
+def refuse_unservable(config: TrainConfig, facts: RunFacts) -> None:
+    """Refuse to train what the engine cannot serve. Builds no model.
+
+    Args:
+        config: the training config.
+        facts: the run's parallel sizes.
+
+    Raises:
+        LoraError: no plugin for the model, a target that it does not have, or factors that the engine and its mode
+            cannot serve; each projection is listed once.
+    """
+    if config.rollout.train_only:
+        return
+    hf_config = read_hf_config(config.model.path)
+    plugin = load_plugin(str(hf_config.get("model_type")), plugin=config.model.plugin)
+    table = derive_table(plugin, hf_config, config.lora.to_sdk(seed=config.seed), facts)
+    able = engine_capabilities(config.rollout, hf_config, max_rank=config.lora.rank)
+    raise_if_any("the rollout engine cannot serve what is to be trained:", unservable(table, able))
+
+
+def unservable(table: ParameterTable, able: EngineCapabilities) -> Iterator[Diagnostic]:
+    """Every projection of a table that an engine cannot serve."""
+    seen: set[str] = set()
+    for plan in table.plans:
+        for row in plan.rows:
+            leaf = projection(row.hf_module)
+            if leaf not in seen:
+                seen.add(leaf)
+                yield from _problems(leaf, plan.site.region, able)
+
+
+def projection(module: str) -> str:
+    """A module's path within its layer, the number of an expert left out; its last name outside the layers."""
+    found = _IN_LAYER.fullmatch(module)
+    if found is None:
+        return module.rsplit(".", 1)[-1]
+    return f"{found['experts']}.{found['path']}" if found["experts"] else found["path"]
+
+
+def _problems(leaf: str, region: str, able: EngineCapabilities) -> Iterator[Diagnostic]:
+    mode = f"the engine {able.name!r} in {able.mode} mode"
+    if region != "language" and able.mode == "adapter":
+        yield Diagnostic(
+            subject=leaf,
+            reason=f"belongs to the {region} part, and {mode} serves adapters of the language model only",
+            cure="set lora.scope = 'language', or use engine 'sglang' with rollout.mode = 'merge'",
+        )
+    elif _ROUTER.search(leaf) and able.mode == "merge":
+        yield Diagnostic(
+            subject=leaf,
+            reason="routes tokens to experts, and routers are trained in adapter mode only",
+            cure="add it to lora.exclude_modules, or use an engine that serves it as an adapter",
+        )
+    elif able.servable_projections is not None and leaf not in able.servable_projections:
+        yield Diagnostic(
+            subject=leaf,
+            reason=f"{mode} serves no LoRA there",
+            cure="add it to lora.exclude_modules, or set rollout.mode = 'merge'",
+        )

@@ -1,0 +1,67 @@
+"""The arguments that an SGLang engine is started with: what the run needs, and on a CPU what SGLang needs there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lora_harness.engines.sglang.sync.package import LoraSettings
+
+# Key-value cache of an engine on the CPU, in tokens: a few GiB for a model of a billion parameters. SGLang would
+# otherwise take most of the memory.
+_CPU_CACHE_TOKENS = 16_384
+
+CPU_ARGUMENTS: Mapping[str, Any] = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "disable_cuda_graph": True,
+}
+
+
+def engine_arguments(
+    *,
+    model_path: str,
+    dtype: str,
+    seed: int,
+    max_running_requests: int,
+    context: int,
+    lora: LoraSettings | None,
+    cpu: bool,
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Arguments by the names of SGLang's `Engine`.
+
+    Args:
+        model_path: HF directory of the base.
+        dtype: of the base weights and activations.
+        seed: of what the engine draws where it keeps no seed for each request.
+        max_running_requests: sequences decoded together.
+        context: longest sequence of the model, in tokens.
+        lora: None for an engine without adapters.
+        cpu: whether to run without an accelerator.
+        given: the user's own arguments, which win over the CPU's.
+    """
+    arguments: dict[str, Any] = {
+        "model_path": model_path,
+        "dtype": dtype,
+        "random_seed": seed,
+        "max_running_requests": max_running_requests,
+        # Token ids go in and out; tokenizing would only cost time.
+        "skip_tokenizer_init": True,
+    }
+    if cpu:
+        cache = max(context, min(_CPU_CACHE_TOKENS, max_running_requests * context))
+        arguments |= {**CPU_ARGUMENTS, "max_total_tokens": cache}
+    if lora is not None:
+        arguments |= {
+            "enable_lora": True,
+            "lora_target_modules": sorted(lora.targets),
+            "max_lora_rank": lora.max_rank,
+            "max_loras_per_batch": lora.slots,
+        }
+        if lora.shared_outer_experts:
+            arguments["experts_shared_outer_loras"] = True
+        if cpu:
+            arguments["lora_backend"] = "torch_native"
+    return arguments | dict(given)

@@ -1,0 +1,75 @@
+"""Whether servers that somebody else started can serve a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lora_harness.engines.sglang.http import HttpClient
+from lora_harness.engines.sglang.sync.engine_group import EngineGroup
+from lora_harness.engines.sglang.sync.package import LoraSettings
+from lora_plugins_sdk.errors import Diagnostic, raise_if_any
+
+
+def refuse_unfit(group: EngineGroup, lora: LoraSettings | None) -> None:
+    """Compare what servers were started with to what a run needs.
+
+    Args:
+        group: clients of the servers.
+        lora: what adapter mode needs; None when no adapters are sent.
+
+    Raises:
+        LoraError: lists every server's every shortcoming.
+    """
+    found = []
+    for client in group.clients:
+        assert isinstance(client, HttpClient), "only servers are attached to"
+        found += misfits(client.name, client.information(), lora)
+    raise_if_any("these servers cannot serve the run:", found)
+
+
+def misfits(name: str, arguments: Mapping[str, Any], lora: LoraSettings | None) -> Iterator[Diagnostic]:
+    """What one server's arguments lack.
+
+    Args:
+        name: of the server.
+        arguments: as `/server_info` tells them.
+        lora: what adapter mode needs; None when no adapters are sent.
+    """
+    copies = arguments.get("dp_size") or 1
+    if copies != 1:
+        yield _misfit(name, f"runs {copies} copies (dp_size), which SGLang cannot update together", "--dp-size 1")
+    if lora is None:
+        if arguments.get("enable_lora"):
+            yield _misfit(
+                name, "was started with LoRA, which keeps full weights from being replaced", "LoRA switched off"
+            )
+        return
+    if not arguments.get("enable_lora"):
+        yield _misfit(name, "was started without LoRA", "--enable-lora --lora-target-modules all --max-lora-rank N")
+        return
+    rank = arguments.get("max_lora_rank")
+    if rank is not None and rank < lora.max_rank:
+        yield _misfit(name, f"takes ranks up to {rank}", f"--max-lora-rank {lora.max_rank}, or lower lora.rank")
+    targets = set(arguments.get("lora_target_modules") or ())
+    if targets and "all" not in targets and not lora.targets <= targets:
+        lacking = " ".join(sorted(lora.targets - targets))
+        yield _misfit(name, f"does not adapt {lacking}", f"--lora-target-modules {' '.join(sorted(lora.targets))}")
+    slots = arguments.get("max_loras_per_batch")
+    if slots is not None and slots < lora.slots:
+        yield _misfit(
+            name,
+            f"holds {slots} adapters in a batch, the base among them",
+            f"--max-loras-per-batch {lora.slots}, or lower rollout.sglang.keep",
+        )
+    shared = bool(arguments.get("experts_shared_outer_loras"))
+    if shared != lora.shared_outer_experts:
+        yield _misfit(
+            name,
+            f"takes experts with {'shared' if shared else 'separate'} outer factors, the adapter has the other kind",
+            "--experts-shared-outer-loras" if lora.shared_outer_experts else "--no-experts-shared-outer-loras",
+        )
+
+
+def _misfit(name: str, reason: str, cure: str) -> Diagnostic:
+    return Diagnostic(subject=f"engine {name}", reason=reason, cure=f"start it with {cure}")
