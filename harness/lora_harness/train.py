@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from lora_harness.schedule import learning_rate
 from lora_harness.start import PromptDigest, Start, choose_start, owned_output
 from lora_harness.tasks import Example, build_task
 from lora_harness.trainer import MegatronPolicy, UpdateReport
-from lora_plugins_sdk import ParallelRun, write_adapter
+from lora_plugins_sdk import ParallelRun, PeftAdapter, base_fingerprint, write_adapter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +136,7 @@ class Trainer:
             after = self.evaluate("eval/after")
             adapter = config.output / "adapter"
             exported = self.policy.export()
-            on_first_rank(lambda: write_adapter(exported, adapter))
+            on_first_rank(lambda: write_adapter(self._stamped(exported, config.steps), adapter, replace=True))
             report.finish(reward_before=before, reward_after=after)
         return TrainingResult(output=config.output, adapter=adapter, reward_before=before, reward_after=after)
 
@@ -166,7 +166,8 @@ class Trainer:
         def write() -> None:
             report.sync()
             checkpoints.prepare()
-            write_checkpoint(checkpoints.place(done), tensors, state)
+            stamped = replace(tensors, adapter=self._stamped(tensors.adapter, done))
+            write_checkpoint(checkpoints.place(done), stamped, state)
             checkpoints.prune(keep)
 
         on_first_rank(write)
@@ -277,6 +278,18 @@ class Trainer:
         # The new engine has no adapter yet; an adapter that was published before gets its old stamp again.
         self.version = state.adapter_version - state.adapter_published
         self.trained_on.update(self.prompts[: state.step * self.config.algorithm.prompts_per_step])
+
+    def _stamped(self, adapter: PeftAdapter, done: int) -> PeftAdapter:
+        """The adapter after `done` steps with its base and its place in the run, for the meta file."""
+        assert adapter.origin is not None, "export_adapter says where an adapter comes from"
+        identity = self.start.identity
+        origin = replace(
+            adapter.origin,
+            base_fingerprint=identity.base if identity else base_fingerprint(self.config.model.path),
+            step=done,
+            adapter_version=self.version,
+        )
+        return replace(adapter, origin=origin)
 
     def _evaluate_start(self) -> float:
         """Held-out reward before training: of the base, or of the adapter that training starts from."""
