@@ -14,6 +14,7 @@ from lora_harness.engines.capabilities import engine_capabilities
 from lora_harness.engines.model_files import context_length
 from lora_harness.engines.sglang.arguments import engine_arguments
 from lora_harness.engines.sglang.attached import refuse_unfit
+from lora_harness.engines.sglang.client import SglangClient
 from lora_harness.engines.sglang.engine import SglangEngine
 from lora_harness.engines.sglang.http import HttpClient
 from lora_harness.engines.sglang.launching import LOG_DIRECTORY, connect, start_servers
