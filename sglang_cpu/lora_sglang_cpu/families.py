@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lora_sglang_cpu import base
+from lora_sglang_cpu import base, moe_lora
 from lora_sglang_cpu.hook import Hook, register
 
-HOOKS: tuple[Hook, ...] = ()
+HOOKS: tuple[Hook, ...] = moe_lora.HOOKS
 
 
 def install() -> None:

@@ -83,6 +83,15 @@ def generate(
     ]
 
 
+def largest_gap(answers: Sequence[Answer], expected: Sequence[Sequence[float]]) -> float:
+    """Largest difference between the engine's log-probabilities and the expected ones, prompt and output tokens."""
+    return max(
+        abs(a - b)
+        for answer, row in zip(answers, expected, strict=True)
+        for a, b in zip(answer.logprobs, row, strict=True)
+    )
+
+
 def load_adapter(name: str, folder: str) -> str | None:
     """Load a PEFT directory from disk; the engine's reason if it refuses."""
     result = _engine.load_lora_adapter(name, folder)

@@ -52,23 +52,23 @@ def make_peft_adapter(
     adapted.save_pretrained(folder, save_embedding_layers=False)
 
 
-def token_logprobs(
-    model: str, sequences: Sequence[Sequence[int]], adapter: str | None = None, auto_class: str = "AutoModelForCausalLM"
-) -> list[list[float]]:
-    """fp32 log-probabilities of tokens 1.. of each sequence given those before, by transformers, with PEFT's
-    `adapter` if given."""
+def token_logprobs(model: str, sequences: Sequence[Sequence[int]], adapter: str | None = None) -> list[list[float]]:
+    """fp32 log-probabilities of tokens 1.. of each sequence given those before, with PEFT's `adapter` if given."""
     import torch
-    import transformers
+    from transformers import AutoModelForCausalLM
 
-    net = (
-        getattr(transformers, auto_class)
-        .from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
-        .eval()
-    )
+    net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
     if adapter is not None:
         from peft import PeftModel
 
         net = PeftModel.from_pretrained(net, adapter).eval()
+    return logprobs_of(net, sequences)
+
+
+def logprobs_of(net: Any, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Log-probabilities of tokens 1.. of each sequence under this model, one sequence at a time, without a cache."""
+    import torch
+
     found = []
     for sequence in sequences:
         ids = torch.tensor([list(sequence)])

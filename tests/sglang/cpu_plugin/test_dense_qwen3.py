@@ -27,17 +27,9 @@ def gap(reference: OwnProcess, tiny_qwen3_dir: Path) -> Callable[..., float]:
 
     def measure(answers: list[raw_engine.Answer], adapter: Path | None = None) -> float:
         sequences = [answer.tokens for answer in answers]
-        expected = reference.run(
-            transformers_reference.token_logprobs,
-            str(tiny_qwen3_dir),
-            sequences,
-            None if adapter is None else str(adapter),
-        )
-        return max(
-            abs(a - b)
-            for answer, row in zip(answers, expected, strict=True)
-            for a, b in zip(answer.logprobs, row, strict=True)
-        )
+        folder = None if adapter is None else str(adapter)
+        expected = reference.run(transformers_reference.token_logprobs, str(tiny_qwen3_dir), sequences, folder)
+        return raw_engine.largest_gap(answers, expected)
 
     return measure
 
