@@ -1,7 +1,7 @@
-"""What in megatron-core assumes CUDA and stands in the way of a dense model on a CPU, lifted in one place.
+"""What in megatron-core assumes CUDA and stands in the way of a model on a CPU, lifted in one place.
 
-For megatron-core 0.16 and 0.19: training with TP, SP, PP, DP, CP and activation recompute, through megatron-core's own
-schedules and DistributedDataParallel. Not lifted: MoE, megatron-core's optimizers.
+For megatron-core 0.16 and 0.19: training with TP, SP, PP, DP, CP, EP, expert TP and activation recompute, through
+megatron-core's own schedules and DistributedDataParallel. Not lifted: megatron-core's optimizers, the flex dispatcher.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def install_cpu_shim() -> bool:
     _lift_schedules()
     _lift_tied_embedding()
     _lift_rope()
+    _lift_experts()
     _installed = True
     return True
 
@@ -43,6 +44,11 @@ class _NoStream:
 
     def wait_event(self, event: Any) -> None: ...
 
+    def record_event(self, event: Any = None) -> _NoStream:
+        return self
+
+    def synchronize(self) -> None: ...
+
 
 def _lift_torch_cuda() -> None:
     cpu, stream = torch.device("cpu"), _NoStream()
@@ -50,8 +56,10 @@ def _lift_torch_cuda() -> None:
     torch.cuda.current_device = lambda: cpu  # type: ignore[assignment]
     # Obstacle: p2p_communication synchronizes after each batch_isend_irecv.
     torch.cuda.synchronize = lambda device=None: None
-    # Obstacle: 0.19's param_and_grad_buffer asks for the current stream before it reduces a bucket.
+    # Obstacle: 0.19's param_and_grad_buffer asks for the current stream before it reduces a bucket, and the alltoall
+    # dispatcher before it reads the split sizes, for which it makes a stream of its own.
     torch.cuda.current_stream = lambda device=None: stream  # type: ignore[assignment]
+    torch.cuda.Stream = _NoStream  # type: ignore[assignment,misc]
 
 
 def _lift_rng() -> None:
@@ -110,3 +118,16 @@ def _lift_rope() -> None:
         return pos_emb.index_select(seq_dim, positions)
 
     rotary_pos_embedding.get_pos_emb_on_this_cp_rank = on_this_rank
+
+
+def _lift_experts() -> None:
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    # Obstacle: 0.16 asks for this name of Transformer Engine in the router, and defines it only where that is installed.
+    moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
+
+    # Obstacle: the split sizes of the all-to-all become arrays only when they come from a GPU.
+    def on_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    token_dispatcher.maybe_move_tensor_to_cpu = on_cpu

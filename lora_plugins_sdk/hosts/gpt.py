@@ -1,4 +1,4 @@
-"""Build a dense GPTModel: megatron-core's TransformerConfig for this run and machine, and the model's stage."""
+"""Build a GPTModel: megatron-core's TransformerConfig for this run and machine, and the model's stage."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from megatron.core.transformer import TransformerConfig
 
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
+from lora_plugins_sdk.hosts.delta_net import has_fla
 from lora_plugins_sdk.hosts.sizes import padded_vocab_size
 from lora_plugins_sdk.hosts.torch_backend import decoder_block_spec
 from lora_plugins_sdk.parallel_run import ParallelRun
 
 
-def build_gpt(config: TransformerConfig, run: ParallelRun, dims: ModelDims, *, rope_theta: float) -> GPTModel:
+def build_gpt(
+    config: TransformerConfig, run: ParallelRun, dims: ModelDims, *, rope_theta: float, rotary_percent: float = 1.0
+) -> GPTModel:
     """This rank's pipeline stage of a GPTModel with rotary positions, weights uninitialised.
 
     Its output is [b, s, padded vocabulary / tp] on the last stage and [s, b, hidden] before it (SP: s / tp).
@@ -28,6 +31,7 @@ def build_gpt(config: TransformerConfig, run: ParallelRun, dims: ModelDims, *, r
         run: this rank's place; megatron-core's groups must have been initialised with the same sizes.
         dims: gives the vocabulary, the longest sequence and whether the output layer uses the embedding's weight.
         rope_theta: base of the rotary embedding.
+        rotary_percent: share of each head that is rotated.
 
     Raises:
         LoraError: the HF config lacks one of these sizes.
@@ -42,6 +46,7 @@ def build_gpt(config: TransformerConfig, run: ParallelRun, dims: ModelDims, *, r
         share_embeddings_and_output_weights=dims.flag("tie_word_embeddings"),
         position_embedding_type="rope",
         rotary_base=rope_theta,  # type: ignore[arg-type]
+        rotary_percent=rotary_percent,
     )
 
 
@@ -61,7 +66,7 @@ def transformer_config(
     """
     decided = _run_fields(run, dtype) | dict(model)
     raise_if_any("These overrides cannot be applied:", _override_problems(overrides, decided))
-    return TransformerConfig(**(_machine_fields() | decided | dict(overrides)))
+    return TransformerConfig(**(_machine_fields(model) | decided | dict(overrides)))
 
 
 def _override_problems(overrides: Mapping[str, Any], decided: Mapping[str, Any]) -> list[Diagnostic]:
@@ -84,6 +89,8 @@ def _run_fields(run: ParallelRun, dtype: torch.dtype) -> dict[str, Any]:
         tensor_model_parallel_size=run.facts.tp,
         pipeline_model_parallel_size=run.facts.pp,
         context_parallel_size=run.facts.cp,
+        expert_model_parallel_size=run.facts.ep,
+        expert_tensor_parallel_size=run.facts.etp,
         sequence_parallel=run.facts.sequence_parallel,
         params_dtype=dtype,
         pipeline_dtype=dtype,
@@ -92,7 +99,7 @@ def _run_fields(run: ParallelRun, dtype: torch.dtype) -> dict[str, Any]:
     )
 
 
-def _machine_fields() -> dict[str, Any]:
+def _machine_fields(model: Mapping[str, Any]) -> dict[str, Any]:
     """Fields for a frozen base on this machine.
 
     Weights stay uninitialised (an initialiser that does nothing): a checkpoint fills them. Unlike
@@ -105,11 +112,14 @@ def _machine_fields() -> dict[str, Any]:
         embedding_init_method=_leave_uninitialised,
         hidden_dropout=0.0,
         attention_dropout=0.0,
+        # Also chooses megatron-core's delta rule in torch. Elsewhere it would only forbid kernels.
+        deterministic_mode=model.get("experimental_attention_variant") == "gated_delta_net" and not has_fla(),
         gradient_accumulation_fusion=False,  # needs apex, and a frozen base has no weight gradients
         masked_softmax_fusion=False,  # a kernel of megatron-core's own attention, which is not used
         # torch.compile'd on first use: seconds of C++ compilation on a CPU.
         bias_activation_fusion=cuda,
         bias_dropout_fusion=cuda,
+        moe_grouped_gemm=True,  # the form of experts that Transformer Engine and the torch host share
         # `variable_seq_lengths` passes megatron-core's check only with this, in dense models too.
         moe_token_dispatcher_type="alltoall",
     )

@@ -1,4 +1,4 @@
-"""Size rules of a dense GPT under tensor and pipeline parallelism. Needs no torch."""
+"""Sizes of a GPT under megatron-core's names, and which of them a parallel run must divide. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,21 +16,46 @@ def padded_vocab_size(vocab_size: int, tp: int) -> int:
     return -(-vocab_size // tp) * tp
 
 
+# TransformerConfig field -> key of the HF config.
+_ATTENTION = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_attention_heads",
+    "num_query_groups": "num_key_value_heads",
+    "kv_channels": "head_dim",
+}
+_EXPERTS = {
+    "num_moe_experts": "num_experts",
+    "moe_router_topk": "num_experts_per_tok",
+    "moe_ffn_hidden_size": "moe_intermediate_size",
+    "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
+}
+_DELTA_NET = {
+    "linear_conv_kernel_dim": "linear_conv_kernel_dim",
+    "linear_key_head_dim": "linear_key_head_dim",
+    "linear_value_head_dim": "linear_value_head_dim",
+    "linear_num_key_heads": "linear_num_key_heads",
+    "linear_num_value_heads": "linear_num_value_heads",
+}
+_WHOLE_HEADS = "every rank holds whole heads"
+
+
 def dense_size_fields(dims: ModelDims) -> dict[str, int]:
     """Sizes of a dense transformer under megatron-core's names (TransformerConfig fields).
 
     Raises:
         LoraError: the config lacks one of them.
     """
-    names = {
-        "num_layers": "num_hidden_layers",
-        "hidden_size": "hidden_size",
-        "ffn_hidden_size": "intermediate_size",
-        "num_attention_heads": "num_attention_heads",
-        "num_query_groups": "num_key_value_heads",
-        "kv_channels": "head_dim",
-    }
-    return {field: dims.resolve(name) for field, name in names.items()}
+    return _fields(dims, _ATTENTION | {"ffn_hidden_size": "intermediate_size"})
+
+
+def hybrid_size_fields(dims: ModelDims) -> dict[str, int]:
+    """Sizes of a transformer of attention, gated delta nets and experts under megatron-core's names.
+
+    Raises:
+        LoraError: the config lacks one of them.
+    """
+    return _fields(dims, _ATTENTION | _EXPERTS | _DELTA_NET)
 
 
 def dense_size_problems(facts: RunFacts, dims: ModelDims) -> list[Diagnostic]:
@@ -39,12 +64,47 @@ def dense_size_problems(facts: RunFacts, dims: ModelDims) -> list[Diagnostic]:
     Raises:
         LoraError: the config lacks one of the sizes.
     """
-    rules = (
-        ("num_attention_heads", facts.tp, "tensor", "every rank holds whole heads"),
+    mlp = ("intermediate_size", facts.tp, "tensor", "every rank holds an equal part of the MLP")
+    return _problems(dims, [*_attention_rules(facts), mlp, _stages(facts)])
+
+
+def hybrid_size_problems(facts: RunFacts, dims: ModelDims) -> list[Diagnostic]:
+    """Sizes of attention, gated delta nets and experts that the parallel run does not divide.
+
+    Raises:
+        LoraError: the config lacks one of the sizes.
+    """
+    rules = [
+        *_attention_rules(facts),
+        ("linear_num_key_heads", facts.tp, "tensor", _WHOLE_HEADS),
+        ("linear_num_value_heads", facts.tp, "tensor", _WHOLE_HEADS),
+        ("shared_expert_intermediate_size", facts.tp, "tensor", "every rank holds an equal part of the shared expert"),
+        ("num_experts", facts.ep, "expert", "every rank holds the same number of experts"),
+        ("moe_intermediate_size", facts.etp, "expert tensor", "every rank holds an equal part of each expert"),
+        _stages(facts),
+    ]
+    return _problems(dims, rules)
+
+
+_Rule = tuple[str, int, str, str]
+
+
+def _fields(dims: ModelDims, names: dict[str, str]) -> dict[str, int]:
+    return {field: dims.resolve(name) for field, name in names.items()}
+
+
+def _attention_rules(facts: RunFacts) -> list[_Rule]:
+    return [
+        ("num_attention_heads", facts.tp, "tensor", _WHOLE_HEADS),
         ("num_key_value_heads", facts.tp, "tensor", "kv heads are not replicated over ranks here"),
-        ("intermediate_size", facts.tp, "tensor", "every rank holds an equal part of the MLP"),
-        ("num_hidden_layers", facts.pp, "pipeline", "every stage holds the same number of layers"),
-    )
+    ]
+
+
+def _stages(facts: RunFacts) -> _Rule:
+    return ("num_hidden_layers", facts.pp, "pipeline", "every stage holds the same number of layers")
+
+
+def _problems(dims: ModelDims, rules: list[_Rule]) -> list[Diagnostic]:
     return [
         Diagnostic(
             subject=f"{name} = {dims.resolve(name)}",

@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
 from megatron.core.models.backends import BackendSpecProvider
+from megatron.core.models.gpt import experimental_attention_variant_module_specs as variant_specs
 from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.moe import experts
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
+from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.hosts.attention import TorchCausalAttention
+from lora_plugins_sdk.hosts.delta_net import use_torch_delta_rule
+from lora_plugins_sdk.hosts.grouped_linear import TorchColumnParallelGroupedLinear, TorchRowParallelGroupedLinear
 from lora_plugins_sdk.hosts.norm_linear import TorchLayerNormColumnParallelLinear
 from lora_plugins_sdk.hosts.rms_norm import TorchRMSNorm
 
 
 class TorchSpecProvider(BackendSpecProvider):
-    """Which module the torch host uses for each part of a dense transformer layer."""
+    """Which module the torch host uses for each part of a transformer layer."""
 
     def column_parallel_linear(self) -> type:
         """megatron-core's own; a frozen weight takes its path without a weight gradient."""
@@ -53,9 +61,23 @@ class TorchSpecProvider(BackendSpecProvider):
         """No activation module: the MLP applies `config.activation_func`."""
         return None
 
-    def grouped_mlp_modules(self, *args: Any, **kwargs: Any) -> Any:
-        """Expert layers are not part of this host."""
-        raise NotImplementedError("the torch host builds dense layers only")
+    def grouped_mlp_modules(self, moe_use_grouped_gemm: bool, moe_use_legacy_grouped_gemm: bool = False) -> Any:
+        """megatron-core's grouped experts on this host's grouped linears.
+
+        Raises:
+            LoraError: the config asks for another form of experts.
+        """
+        if not moe_use_grouped_gemm or moe_use_legacy_grouped_gemm:
+            raise LoraError(
+                "moe_grouped_gemm",
+                reason="the torch reference host has grouped experts only",
+                cure="set moe_grouped_gemm, and not moe_use_legacy_grouped_gemm",
+            )
+        linears = dict(linear_fc1=TorchColumnParallelGroupedLinear, linear_fc2=TorchRowParallelGroupedLinear)
+        grouped = getattr(experts, "GroupedMLPSubmodules", None)
+        if grouped is None:  # 0.16 wants a module and its parts, 0.19 a builder
+            return experts.TEGroupedMLP, MLPSubmodules(**linears)
+        return partial(experts.TEGroupedMLP, submodules=grouped(**linears))
 
 
 def spec_provider() -> type[BackendSpecProvider]:
@@ -68,30 +90,33 @@ def spec_provider() -> type[BackendSpecProvider]:
 
 
 @contextmanager
-def _transformer_engine_names(provider: type[BackendSpecProvider]) -> Iterator[None]:
-    """Let megatron-core's layer specs find `provider` under the names by which they know Transformer Engine.
-
-    Without Transformer Engine these names are missing in 0.16 and None in 0.19.
-    """
-    names = {"TESpecProvider": provider, "TENorm": provider().layer_norm()}
-    before = {name: getattr(gpt_layer_specs, name) for name in names if hasattr(gpt_layer_specs, name)}
+def _names(module: ModuleType, **names: Any) -> Iterator[None]:
+    """Set names of a module, and put back what was there, or nothing."""
+    before = {name: getattr(module, name) for name in names if hasattr(module, name)}
     for name, value in names.items():
-        setattr(gpt_layer_specs, name, value)
+        setattr(module, name, value)
     try:
         yield
     finally:
         for name in names:
-            delattr(gpt_layer_specs, name)
+            delattr(module, name)
         for name, value in before.items():
-            setattr(gpt_layer_specs, name, value)
+            setattr(module, name, value)
 
 
 def decoder_block_spec(config: Any, **kwargs: Any) -> TransformerBlockSubmodules:
     """megatron-core's own decoder block spec for this pipeline stage, on the provider of this machine.
 
     Args:
-        config: megatron-core's TransformerConfig.
-        **kwargs: handed to `get_gpt_decoder_block_spec`.
+        config: megatron-core's TransformerConfig; `experimental_attention_variant` chooses the hybrid spec.
+        **kwargs: handed to megatron-core's function.
     """
-    with _transformer_engine_names(spec_provider()):
-        return gpt_layer_specs.get_gpt_decoder_block_spec(config, use_transformer_engine=True, **kwargs)
+    provider = spec_provider()
+    with ExitStack() as stack:
+        # The names by which the specs know Transformer Engine; without it they are missing in 0.16 and None in 0.19.
+        stack.enter_context(_names(gpt_layer_specs, TESpecProvider=provider, TENorm=provider().layer_norm()))
+        stack.enter_context(_names(variant_specs, TESpecProvider=provider))
+        if config.experimental_attention_variant is None:
+            return gpt_layer_specs.get_gpt_decoder_block_spec(config, use_transformer_engine=True, **kwargs)
+        use_torch_delta_rule()
+        return variant_specs.get_transformer_block_with_experimental_attention_variant_spec(config, **kwargs)
