@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from lora_plugins_sdk.hosts.context_parallel import zigzag_positions
+from lora_plugins_sdk.hosts.uneven import gather_uneven
 
 _installed = False
 
@@ -33,6 +34,7 @@ def install_cpu_shim() -> bool:
     _lift_tied_embedding()
     _lift_rope()
     _lift_experts()
+    _lift_uneven_parts()
     _installed = True
     return True
 
@@ -123,7 +125,7 @@ def _lift_rope() -> None:
 def _lift_experts() -> None:
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
-    # Obstacle: 0.16 asks for this name of Transformer Engine in the router, and defines it only where that is installed.
+    # Obstacle: 0.16's router asks for this name of Transformer Engine, and defines it only where that is installed.
     moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
 
     # Obstacle: the split sizes of the all-to-all become arrays only when they come from a GPU.
@@ -131,3 +133,18 @@ def _lift_experts() -> None:
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
     token_dispatcher.maybe_move_tensor_to_cpu = on_cpu
+
+
+def _lift_uneven_parts() -> None:
+    from megatron.core.tensor_parallel import mappings
+
+    gather = mappings._gather_along_first_dim
+
+    # Obstacle: under expert TP the alltoall dispatcher gathers unequal numbers of tokens, which gloo cannot do.
+    @functools.wraps(gather)
+    def gather_any(input_: torch.Tensor, group: Any, output_split_sizes: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if output_split_sizes is None or group.size() == 1:
+            return gather(input_, group, output_split_sizes, *args, **kwargs)
+        return gather_uneven(input_, output_split_sizes, group)
+
+    mappings._gather_along_first_dim = gather_any

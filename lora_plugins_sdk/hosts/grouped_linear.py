@@ -81,7 +81,9 @@ class TorchGroupedLinear(nn.Module):
         """
         parts = x.split(list(m_splits))
         weights = (self.get_parameter(f"weight{index}") for index in range(self.num_gemms))
-        return torch.cat([nn.functional.linear(part, weight) for part, weight in zip(parts, weights, strict=True)]), None
+        return torch.cat(
+            [nn.functional.linear(part, weight) for part, weight in zip(parts, weights, strict=True)]
+        ), None
 
 
 class TorchColumnParallelGroupedLinear(TorchGroupedLinear):

@@ -1,4 +1,4 @@
-"""What the dense builders refuse: fields, sizes, overrides and world sizes."""
+"""What the builders refuse: fields, sizes, overrides and world sizes."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.hosts.hf_fields import rope_theta, unsupported_fields
-from lora_plugins_sdk.hosts.sizes import dense_size_problems, padded_vocab_size
+from lora_plugins_sdk.hosts.sizes import dense_size_problems, hybrid_size_problems, padded_vocab_size
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.run import RunFacts
 
@@ -35,6 +35,31 @@ def test_every_indivisible_size_is_named(facts: RunFacts, wrong: list[str]) -> N
     problems = dense_size_problems(facts, ModelDims(SIZES))
     assert [one.subject for one in problems] == wrong
     assert all("parallel size that divides" in one.cure for one in problems)
+
+
+HYBRID = SIZES | {
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "shared_expert_intermediate_size": 15,
+    "num_experts": 6,
+    "moe_intermediate_size": 9,
+}
+
+
+@pytest.mark.parametrize(
+    ("facts", "wrong"),
+    [
+        (RunFacts(tp=3, dp=2, ep=2), []),
+        (RunFacts(tp=6, etp=1), ["num_key_value_heads = 3", "linear_num_key_heads = 3", "shared_expert"]),
+        (RunFacts(tp=9, etp=1), ["num_att", "num_key", "linear_num_key", "linear_num_value", "shared_expert"]),
+        (RunFacts(dp=4, ep=4), ["num_experts = 6"]),
+        (RunFacts(dp=2, etp=2), ["moe_intermediate_size = 9"]),
+    ],
+)
+def test_sizes_of_a_hybrid_follow_their_own_ranks(facts: RunFacts, wrong: list[str]) -> None:
+    problems = hybrid_size_problems(facts, ModelDims(HYBRID))
+    assert len(problems) == len(wrong)
+    assert all(one.subject.startswith(start) for one, start in zip(problems, wrong, strict=True))
 
 
 ROPE = [

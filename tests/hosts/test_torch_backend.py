@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from hybrid_host import build_hybrid
 
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.hosts.gpt import build_gpt, transformer_config
@@ -83,3 +84,48 @@ def test_transformer_engine_is_taken_where_it_is_installed_and_cuda_is_there(
     assert spec_provider() is provider.TESpecProvider
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert spec_provider() is TorchSpecProvider
+
+
+def _hybrid_shapes() -> dict[str, tuple[int, ...]]:
+    return {name: tuple(weight.shape) for name, weight in build_hybrid().named_parameters()}
+
+
+@pytest.mark.world
+@pytest.mark.mcore_matrix
+def test_names_and_shapes_of_delta_nets_and_experts_are_transformer_engines() -> None:
+    mlp = {
+        "pre_mlp_layernorm.weight": (16,),
+        "mlp.router.weight": (4, 16),
+        "mlp.experts.linear_fc1.weight0": (24, 16),  # two of four experts, whole: expert TP is 1
+        "mlp.experts.linear_fc1.weight1": (24, 16),
+        "mlp.experts.linear_fc2.weight0": (16, 12),
+        "mlp.experts.linear_fc2.weight1": (16, 12),
+        "mlp.shared_experts.gate_weight": (1, 16),
+        "mlp.shared_experts.linear_fc1.weight": (20, 16),
+        "mlp.shared_experts.linear_fc2.weight": (16, 10),
+    }
+    delta_net = {
+        "self_attention.in_proj.layer_norm_weight": (16,),
+        "self_attention.in_proj.weight": ((12 + 12 + 40 + 40 + 4 + 4) // 2, 16),  # q, k, v, z, b, a
+        "self_attention.conv1d.weight": (32, 1, 4),
+        "self_attention.A_log": (2,),
+        "self_attention.dt_bias": (2,),
+        "self_attention.out_norm.weight": (10,),
+        "self_attention.out_proj.weight": (16, 20),
+    }
+    attention = {
+        "self_attention.linear_qkv.layer_norm_weight": (16,),
+        "self_attention.linear_qkv.weight": (48, 16),  # half of 4 queries, 4 gates, 2 keys, 2 values of 8
+        "self_attention.q_layernorm.weight": (8,),
+        "self_attention.k_layernorm.weight": (8,),
+        "self_attention.linear_proj.weight": (16, 16),
+    }
+    expected = {
+        "embedding.word_embeddings.weight": (6, 16),
+        "decoder.final_layernorm.weight": (16,),
+        "output_layer.weight": (6, 16),
+    }
+    for layer, parts in enumerate((delta_net, attention)):
+        expected |= {f"decoder.layers.{layer}.{name}": shape for name, shape in (parts | mlp).items()}
+    for shapes in run_world(_hybrid_shapes, Layout(tp=2, ep=2, etp=1, sequence_parallel=True)):
+        assert shapes == expected

@@ -38,7 +38,7 @@ def perturb(model: Any) -> None:
                 weight.copy_(-2 + 0.5 * torch.randn_like(weight))
             elif weight.dim() == 1:
                 weight += 0.3 * torch.randn_like(weight)
-            elif "conv1d" in name:
+            elif "conv1d" in name or "embed_tokens" in name:
                 weight.copy_(0.5 * torch.randn_like(weight))
             else:
                 weight.copy_(torch.randn_like(weight) * 0.7 * weight.shape[-1] ** -0.5)

@@ -80,7 +80,8 @@ def _linear_attention(hf: Mapping[str, Tensor], config: Mapping[str, Any], mine:
 
 
 def _experts(hf: Mapping[str, Tensor], config: Mapping[str, Any], mine: Any) -> dict[str, Tensor]:
-    etp, rank = ps.get_expert_tensor_parallel_world_size(), ps.get_expert_tensor_parallel_rank()
+    group: Any = ps.get_expert_tensor_parallel_group()
+    etp, rank = group.size(), group.rank()
     here = config["num_experts"] // ps.get_expert_model_parallel_world_size()
     first = here * ps.get_expert_model_parallel_rank()
     shared = "mlp.shared_expert"

@@ -1,18 +1,20 @@
-"""The megatron-core hybrid against transformers: logits, with weights copied by hand."""
+"""The megatron-core hybrid against transformers: logits and dX of the embedding's output, weights copied by hand."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hybrid_tiny import CONFIG, TOKENS, VOCABULARY, hf_model, make_checkpoint, tokens
+from hybrid_tiny import BATCH, CONFIG, TOKENS, VOCABULARY, hf_model, make_checkpoint, tokens
 from hybrid_weights import copy_weights
 from torch import Tensor
 
 from lora_plugins_sdk import load_plugin
 from lora_plugins_sdk.testing import Layout, current_run, run_world
 
+TOLERANCE = 1e-5
 LAYOUTS = [
     Layout(),
     Layout(tp=2, etp=1, sequence_parallel=True),
@@ -20,34 +22,71 @@ LAYOUTS = [
     Layout(dp=2, ep=2),
     Layout(tp=2, ep=2, etp=1, sequence_parallel=True),
     Layout(tp=2, dp=2, ep=2, etp=2, sequence_parallel=True),
-    Layout(pp=2),
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A checkpoint and what transformers computes from it."""
+
+    directory: Path
+    upstream: Tensor
+    logits: Tensor
+    d_embedded: Tensor
+
+
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("hybrid"))
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    return make_base(make_checkpoint(tmp_path_factory.mktemp("hybrid")))
 
 
-def logits(checkpoint: Path, overrides: dict[str, Any]) -> Tensor:
+def make_base(directory: Path) -> Base:
+    model = hf_model(directory)
+    embedded = model.get_input_embeddings()(tokens()).detach().requires_grad_(True)
+    logits = model(inputs_embeds=embedded).logits
+    upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(3)) / TOKENS
+    (d_embedded,) = torch.autograd.grad(logits, embedded, upstream)
+    return Base(directory=directory, upstream=upstream, logits=logits.detach(), d_embedded=d_embedded)
+
+
+def forward_and_backward(directory: Path, upstream: Tensor, overrides: dict[str, Any]) -> dict[str, Tensor]:
+    """This rank's logits and dX, every weight frozen; data parallel ranks have different samples."""
     run = current_run()
-    model = load_plugin(architecture="qwen36_moe").build_model(CONFIG, run, torch.float32, overrides)
-    copy_weights(model, hf_model(checkpoint).state_dict(), CONFIG)
-    ids = tokens()
-    with torch.no_grad():
-        return model(ids, torch.arange(TOKENS).expand_as(ids), None)
+    model: Any = load_plugin(architecture="qwen36_moe").build_model(CONFIG, run, torch.float32, overrides)
+    copy_weights(model, hf_model(directory).state_dict(), CONFIG)
+    model.requires_grad_(False)
+    embedded: list[Tensor] = []
+
+    def start_of_graph(module: torch.nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_(True))
+        return embedded[0]
+
+    model.embedding.register_forward_hook(start_of_graph)
+    ids = tokens().chunk(run.facts.dp)[run.dp_rank]
+    logits = model(ids, torch.arange(TOKENS).expand_as(ids), None)
+    columns = logits.shape[-1]
+    padded = torch.nn.functional.pad(upstream, (0, columns * run.facts.tp - VOCABULARY))
+    mine = padded.chunk(run.facts.dp)[run.dp_rank].split(columns, dim=-1)[run.tp_rank]
+    (d_embedded,) = torch.autograd.grad(logits, embedded, mine)
+    return {"logits": logits.detach(), "d_embedded": d_embedded}
 
 
 @pytest.mark.world
 @pytest.mark.mcore_matrix
 @pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_logits_equal_transformers(
-    layout: Layout, dispatcher: str, checkpoint: Path, figure: Callable[[str, float], None]
+def test_logits_and_dx_equal_transformers(
+    layout: Layout, dispatcher: str, base: Base, figure: Callable[[str, float], None]
 ) -> None:
-    ranks = run_world(logits, layout, checkpoint, {"moe_token_dispatcher_type": dispatcher})
-    with torch.no_grad():
-        expected = hf_model(checkpoint)(tokens()).logits
-    whole = torch.cat(ranks[-layout.tp :], dim=-1)[..., :VOCABULARY]
-    figure(f"{layout} {dispatcher}: logits", (whole - expected).abs().max().item())
-    assert (whole - expected).abs().max() <= 1e-5
+    overrides = {"moe_token_dispatcher_type": dispatcher}
+    ranks = run_world(forward_and_backward, layout, base.directory, base.upstream, overrides)
+    for dp in range(layout.dp):
+        mine = ranks[dp * layout.tp : (dp + 1) * layout.tp]
+        samples = slice(dp * BATCH // layout.dp, (dp + 1) * BATCH // layout.dp)
+        logits = torch.cat([rank["logits"] for rank in mine], dim=-1)[..., :VOCABULARY]
+        d_embedded = torch.cat([rank["d_embedded"] for rank in mine]).transpose(0, 1)
+        for name, got, whole in (("logits", logits, base.logits), ("dX", d_embedded, base.d_embedded)):
+            expected = whole[samples]
+            difference = (got - expected).abs().max().item()
+            figure(f"{layout} {dispatcher}: {name}", difference)
+            assert difference <= TOLERANCE * max(1.0, expected.abs().max().item())
