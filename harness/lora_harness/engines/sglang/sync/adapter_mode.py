@@ -84,6 +84,10 @@ class AdapterSync:
 
     def close(self) -> None:
         """See `PolicySync.close`."""
+        with self._publishing:
+            for package in self._packages.values():
+                self._withdraw(package)
+            self._packages.clear()
         self._transport.close()
 
     def _stage(self, package: AdapterPackage) -> int:

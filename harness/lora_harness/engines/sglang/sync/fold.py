@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lora_plugins_sdk.dims import read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.offline.adapter import plain_adapter
-from lora_plugins_sdk.offline.fit import Fold, fit
+from lora_plugins_sdk.offline.fit import Fold, by_tensor, fit
 from lora_plugins_sdk.offline.shard import read_folded
 from lora_plugins_sdk.peft_files import PeftAdapter
 from lora_plugins_sdk.safetensors_header import read_header
@@ -29,13 +29,13 @@ class FoldedVersion:
     Args:
         version: the trainer's stamp; 0 is the base.
         base: the pristine files.
-        folds: HF tensor name -> its delta.
+        folds: HF tensor name -> its deltas; several where it holds all experts.
         scale: factor on `B A`.
     """
 
     version: int
     base: WeightFiles
-    folds: Mapping[str, Fold]
+    folds: Mapping[str, tuple[Fold, ...]]
     scale: float
 
     def read(self, name: str) -> Tensor:
@@ -45,7 +45,7 @@ class FoldedVersion:
             LoraError: the sum is not finite, or the file cannot be read.
         """
         header = self.base.headers[self.base.where[name]]
-        return read_folded(header, name, self.folds.get(name), scale=self.scale)
+        return read_folded(header, name, self.folds.get(name, ()), scale=self.scale)
 
 
 class Folder:
@@ -84,12 +84,13 @@ class Folder:
         place = Path(f"policy version {version}")
         adapter = plain_adapter(PeftAdapter(tensors=own, config=config), place)
         found = fit(adapter, self.base, self.hf_config)
-        problems = [*found.problems, *self._too_large([one.tensor for one in found.folds])]
+        folds = by_tensor(found.folds)
+        problems = [*found.problems, *self._too_large(list(folds))]
         raise_if_any(f"{place} cannot be merged into {self.base.directory}:", problems)
         return FoldedVersion(
             version=version,
             base=self.base,
-            folds={one.tensor: one for one in found.folds},
+            folds=folds,
             scale=adapter.lora.scale,
         )
 

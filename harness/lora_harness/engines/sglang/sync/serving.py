@@ -77,5 +77,5 @@ class PolicySync(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave nothing of this run on shared storage. The engines are not touched."""
+        """Take this run's adapters from engines that still answer, and from shared storage. No request may follow."""
         ...
