@@ -79,10 +79,10 @@ def merge(
 def _print_plan(plan: MergePlan) -> None:
     lora, tensors = plan.adapter.lora, len(plan.base.where)
     print(
-        f"{len(plan.folds)} deltas (rank {lora.rank}, scale {lora.scale:g}) into {tensors} tensors in "
+        f"{len(plan.adapter.pairs)} deltas (rank {lora.rank}, scale {lora.scale:g}) into {tensors} tensors in "
         f"{len(plan.base.headers)} weight files, {size_text(plan.write_bytes)}; {len(plan.others.taken)} other files"
     )
-    for fold in plan.folds.values():
+    for fold in (one for folds in plan.folds.values() for one in folds):
         if fold.trimmed:
             print(f"trimmed: {fold.trimmed} zero rows of {fold.pair.module} beyond the base's vocabulary")
     for path, reason in plan.others.left.items():
@@ -90,7 +90,7 @@ def _print_plan(plan: MergePlan) -> None:
 
 
 def _print_report(plan: MergePlan, report: MergeReport) -> None:
-    print(f"written: {plan.output}: {report.folds} of {report.tensors} tensors changed")
+    print(f"written: {plan.output}: {report.changed} of {report.tensors} tensors changed")
     if report.delta_norm == 0.0:
         print("note: the adapter's delta is zero, so the result is the base")
     elif report.lost_norm > _NOTABLE * report.delta_norm:

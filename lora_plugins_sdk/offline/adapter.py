@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
+from lora_plugins_sdk.offline.packed import is_packed, packed_problems, unpacked
 from lora_plugins_sdk.peft_config import read_lora_config
 from lora_plugins_sdk.peft_files import PeftAdapter, read_adapter
 
@@ -43,7 +44,7 @@ class PlainAdapter:
     Args:
         directory: where it came from.
         lora: rank, alpha and scale.
-        pairs: module -> its factors.
+        pairs: module -> its factors; one for each expert, also where a tensor holds those of all experts.
         wholes: base tensor name -> whole weight that was saved along; only a copy of the base's own means nothing.
         saved: config and tensors as they were read.
     """
@@ -83,17 +84,24 @@ def plain_adapter(saved: PeftAdapter, directory: Path) -> PlainAdapter:
     """
     lora = read_lora_config(saved.config)
     raise_if_any(f"{directory} is not an adapter of plain LoRA:", _problems(saved.tensors, lora.rank))
-    modules = sorted({found["module"] for name in saved.tensors if (found := _NAME.fullmatch(name))})
     wholes = {
         f"{found['module']}.weight": tensor
         for name, tensor in saved.tensors.items()
         if (found := _WHOLE.fullmatch(name)) and not _NAME.fullmatch(name)
     }
-    pairs = {
-        module: LoraPair(module=module, a=saved.tensors[_name(module, "A")], b=saved.tensors[_name(module, "B")])
-        for module in modules
-    }
+    pairs = {pair.module: pair for pair in sorted(_pairs(saved.tensors), key=lambda pair: pair.module)}
     return PlainAdapter(directory=directory, lora=lora, pairs=pairs, wholes=wholes, saved=saved)
+
+
+def _pairs(tensors: Mapping[str, Tensor]) -> Iterator[LoraPair]:
+    for module in _modules(tensors):
+        a, b = tensors[_name(module, "A")], tensors[_name(module, "B")]
+        parts = unpacked(module, a, b) if is_packed(a) else [(module, a, b)]
+        yield from (LoraPair(module=name, a=one, b=other) for name, one, other in parts)
+
+
+def _modules(tensors: Mapping[str, Tensor]) -> list[str]:
+    return sorted({found["module"] for name in tensors if (found := _NAME.fullmatch(name))})
 
 
 def _name(module: str, factor: str) -> str:
@@ -117,17 +125,42 @@ def _problems(tensors: Mapping[str, Tensor], rank: int) -> Iterator[Diagnostic]:
         partner = _name(found["module"], "B" if factor == "A" else "A")
         if partner not in tensors:
             yield Diagnostic(subject=name, reason=f"its partner {partner} is missing", cure="export the adapter again")
-        yield from _content(name, tensor, rank_dim=0 if factor == "A" else 1, rank=rank)
+        yield from _content(name, tensor, rank_dim=-2 if factor == "A" else -1, rank=rank)
+    yield from _unpackable(tensors)
+
+
+def _unpackable(tensors: Mapping[str, Tensor]) -> Iterator[Diagnostic]:
+    """Packed factors that are no experts', and two pairs for one expert."""
+    seen: dict[str, str] = {}
+    for module in _modules(tensors):
+        a, b = tensors.get(_name(module, "A")), tensors.get(_name(module, "B"))
+        if a is None or b is None:
+            continue
+        names = [module]
+        if is_packed(a) or is_packed(b):
+            problems = list(packed_problems(module, a, b))
+            yield from problems
+            names = [] if problems else [name for name, _, _ in unpacked(module, a, b)]
+        for name in names:
+            if name in seen:
+                yield Diagnostic(
+                    subject=name,
+                    reason=f"has factors by itself and within {module if name == seen[name] else seen[name]}",
+                    cure="export the adapter again, packed or expert by expert",
+                )
+            seen[name] = module
 
 
 def _content(name: str, tensor: Tensor, *, rank_dim: int, rank: int) -> Iterator[Diagnostic]:
     shape = list(tensor.shape)
-    if len(shape) != 2 or shape[rank_dim] != rank or 0 in shape:
-        expected = f"[{rank}, in]" if rank_dim == 0 else f"[out, {rank}]"
+    if len(shape) not in (2, 3) or shape[rank_dim] != rank or 0 in shape:
+        expected = f"[{rank}, in]" if rank_dim == -2 else f"[out, {rank}]"
         yield Diagnostic(
             subject=name,
-            reason=f"has shape {shape}, the config's r={rank} asks for {expected}",
-            cure="export the adapter again; A is [rank, in] and B is [out, rank]",
+            reason=f"has shape {shape}, the config's r={rank} asks for {expected}"
+            + (", after the experts" if len(shape) == 3 else ""),
+            cure="export the adapter again; A is [rank, in] and B is [out, rank], each after a number of experts when "
+            "it is packed over them",
         )
     elif tensor.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         yield Diagnostic(subject=name, reason=f"has dtype {tensor.dtype}", cure="save it as float32 or bfloat16")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from lora_plugins_sdk.errors import Diagnostic
 from lora_plugins_sdk.offline.adapter import LoraPair, PlainAdapter
+from lora_plugins_sdk.offline.places import BasePlaces, Place
 from lora_plugins_sdk.weight_files import WeightFiles
 
 FOLDABLE = ("F64", "F32", "BF16", "F16")
 # Modules that share one tensor while the config ties them.
 _TIED = ("lm_head", "embed_tokens")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-_TAIL = re.compile(r"[^.]+\.\d+\..+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,50 +28,17 @@ class Fold:
 
     Args:
         pair: the factors; B may have more rows than are folded (`trimmed`).
-        tensor: base tensor `[rows of the base, in]`.
-        rows: its first rows receive the delta; the rest is vocabulary padding of the base.
+        tensor: base tensor that holds the weight.
+        first: first of its rows that receives the delta, all dimensions but the last counted as rows.
+        rows: how many receive it; rows of the weight beyond are vocabulary padding of the base.
         trimmed: zero rows of B beyond the base's vocabulary.
     """
 
     pair: LoraPair
     tensor: str
+    first: int
     rows: int
     trimmed: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Hints:
-    """What a base has instead of a name it lacks.
-
-    Args:
-        tails: name from its first numbered part on (`layers.0.mlp.up_proj.weight`) -> whole name.
-        fused: path before `.experts.` -> tensor that holds all its experts.
-    """
-
-    tails: Mapping[str, str]
-    fused: Mapping[str, str]
-
-    @classmethod
-    def of(cls, base: WeightFiles) -> _Hints:
-        """Gather them."""
-        tails = {found[0]: name for name in base.where if (found := _TAIL.search(name))}
-        fused = {
-            name.partition(".experts.")[0]: name
-            for name in base.where
-            if ".experts." in name and len(base.tensor(name).shape) == 3
-        }
-        return cls(tails=tails, fused=fused)
-
-    def why_absent(self, name: str) -> str:
-        """Why the base may lack this tensor."""
-        block = name.partition(".experts.")[0]
-        if block in self.fused:
-            return f"the base stores these experts fused ({self.fused[block]}); a fold needs that model's own layout"
-        tail = _TAIL.search(name)
-        if tail and tail[0] in self.tails:
-            return f"the base has no {name}; it has {self.tails[tail[0]]}"
-        tied = "; a base without a head of its own ties it to the embedding" if name.startswith("lm_head.") else ""
-        return f"the base has no {name}{tied}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +50,7 @@ class Fit:
 
 
 def fit(adapter: PlainAdapter, base: WeightFiles, hf_config: Mapping[str, Any]) -> Fit:
-    """Find every pair's base tensor by its exact name.
+    """Find the place of every pair's weight in the base.
 
     Args:
         adapter: the checked adapter.
@@ -92,15 +59,41 @@ def fit(adapter: PlainAdapter, base: WeightFiles, hf_config: Mapping[str, Any]) 
     """
     folds: list[Fold] = []
     problems: list[Diagnostic] = []
-    hints = _Hints.of(base)
+    places = BasePlaces(base)
+    users: dict[str, str] = {}
+    blocks = set()
     for pair in adapter.pairs.values():
-        found = _place(pair, base, hf_config, hints)
-        if isinstance(found, Fold):
-            folds.append(found)
-        else:
+        place = places.find(pair.module)
+        found = _fold(pair, place, base, hf_config, places)
+        if place is not None and place.fused:
+            blocks.add(place.tensor.rsplit(".", 1)[0])
+        if isinstance(found, Diagnostic):
             problems.append(found)
-    problems += [*_left_out(adapter, base), *_trained_wholes(adapter, base)]
+            continue
+        assert place is not None
+        folds.append(found)
+        if users.setdefault(place.module, pair.module) != pair.module:
+            problems.append(
+                Diagnostic(
+                    subject=pair.module,
+                    reason=f"and {users[place.module]} are both {place.module} of this base",
+                    cure="export the adapter again with one name for each module",
+                )
+            )
+    problems += [
+        *(one for block in sorted(blocks) for one in _turned(block, base)),
+        *_left_out(adapter, places, set(users)),
+        *_trained_wholes(adapter, base),
+    ]
     return Fit(folds=tuple(folds), problems=tuple(problems))
+
+
+def by_tensor(folds: Iterable[Fold]) -> dict[str, tuple[Fold, ...]]:
+    """Base tensor -> the folds into it, sorted by their first row."""
+    grouped: dict[str, list[Fold]] = {}
+    for fold in sorted(folds, key=lambda one: one.first):
+        grouped.setdefault(fold.tensor, []).append(fold)
+    return {tensor: tuple(many) for tensor, many in grouped.items()}
 
 
 def kind_of(module: str) -> str:
@@ -108,8 +101,9 @@ def kind_of(module: str) -> str:
     return _NUMBER.sub("*", module)
 
 
-def _place(pair: LoraPair, base: WeightFiles, hf_config: Mapping[str, Any], hints: _Hints) -> Fold | Diagnostic:
-    name = f"{pair.module}.weight"
+def _fold(
+    pair: LoraPair, place: Place | None, base: WeightFiles, hf_config: Mapping[str, Any], places: BasePlaces
+) -> Fold | Diagnostic:
     leaf = pair.module.rsplit(".", 1)[-1]
     if leaf in _TIED and True in _values(hf_config, "tie_word_embeddings"):
         return Diagnostic(
@@ -118,9 +112,11 @@ def _place(pair: LoraPair, base: WeightFiles, hf_config: Mapping[str, Any], hint
             "change both",
             cure="train without this target, or untie the base first (save both weights, tie_word_embeddings false)",
         )
-    if name not in base.where:
-        return Diagnostic(subject=pair.module, reason=hints.why_absent(name), cure="give the base it was made for")
-    stored = base.tensor(name)
+    if place is None:
+        return Diagnostic(
+            subject=pair.module, reason=places.why_absent(pair.module), cure="give the base it was made for"
+        )
+    stored, name = base.tensor(place.tensor), place.tensor
     out, width = pair.b.shape[0], pair.a.shape[1]
     if stored.dtype not in FOLDABLE:
         return Diagnostic(
@@ -128,13 +124,14 @@ def _place(pair: LoraPair, base: WeightFiles, hf_config: Mapping[str, Any], hint
             reason=f"is stored as {stored.dtype}: adding to quantised numbers would give others",
             cure=f"merge into the unquantised base ({', '.join(FOLDABLE)}) and quantise the result",
         )
-    if stored.shape == (out, width):
-        return Fold(pair=pair, tensor=name, rows=out, trimmed=0)
-    if len(stored.shape) == 2 and stored.shape[1] == width:
-        padded = _padded_vocabulary(pair, name, stored.shape[0], _values(hf_config, "vocab_size"))
+    if len(stored.shape) == 2 + place.fused and (place.rows, place.columns) == (out, width):
+        return Fold(pair=pair, tensor=name, first=place.first, rows=out, trimmed=0)
+    if len(stored.shape) == 2 and place.columns == width:
+        padded = _padded_vocabulary(pair, name, place.rows, _values(hf_config, "vocab_size"))
         if padded is not None:
             return padded
-    transposed = " (transposed: such a base stores [in, out])" if stored.shape == (width, out) else ""
+    turned = stored.shape[-2:] in ((width, out), (width, 2 * out))
+    transposed = " (transposed: such a base stores [in, out])" if turned else ""
     return Diagnostic(
         subject=name,
         reason=f"has shape {list(stored.shape)}, the adapter's product is [{out}, {width}]{transposed}",
@@ -153,9 +150,9 @@ def _padded_vocabulary(pair: LoraPair, name: str, base_rows: int, vocabulary: li
                 reason=f"{extra} of the {out - base_rows} rows of lora_B beyond the base's {base_rows} are not zero",
                 cure="give the base with the extended vocabulary that it was trained on",
             )
-        return Fold(pair=pair, tensor=name, rows=base_rows, trimmed=out - base_rows)
+        return Fold(pair=pair, tensor=name, first=0, rows=base_rows, trimmed=out - base_rows)
     if out in vocabulary and out < base_rows:
-        return Fold(pair=pair, tensor=name, rows=out, trimmed=0)
+        return Fold(pair=pair, tensor=name, first=0, rows=out, trimmed=0)
     return None
 
 
@@ -164,7 +161,25 @@ def _values(hf_config: Mapping[str, Any], key: str) -> list[object]:
     return [part[key] for part in (hf_config, hf_config.get("text_config")) if isinstance(part, dict) and key in part]
 
 
-def _left_out(adapter: PlainAdapter, base: WeightFiles) -> Iterator[Diagnostic]:
+def _turned(block: str, base: WeightFiles) -> Iterator[Diagnostic]:
+    """Fused experts whose tensors are not all `[experts, out, in]`; square ones tell by the others of their block."""
+    both = base.where.get(f"{block}.gate_up_proj") is not None
+    up = f"{block}.gate_up_proj" if both else f"{block}.up_proj"
+    down = f"{block}.down_proj"
+    if up not in base.where or down not in base.where:
+        return
+    experts, rows, columns = base.tensor(up).shape
+    found, expected = base.tensor(down).shape, (experts, columns, rows // (1 + both))
+    if found != expected:
+        yield Diagnostic(
+            subject=down,
+            reason=f"has shape {list(found)}; beside {up} {[experts, rows, columns]} it would be {list(expected)} "
+            "if both were [experts, out, in]",
+            cure="store the experts as [experts, out, in], as transformers does for this kind of model",
+        )
+
+
+def _left_out(adapter: PlainAdapter, places: BasePlaces, adapted: set[str]) -> Iterator[Diagnostic]:
     """Layers that the config's targets name and the adapter lacks while it has others of their kind: a part was lost.
 
     PEFT reads a target as a whole path or its end. A pattern is not followed: it may select layers on purpose.
@@ -173,10 +188,9 @@ def _left_out(adapter: PlainAdapter, base: WeightFiles) -> Iterator[Diagnostic]:
     if not isinstance(named, list) or excluded or adapter.config.get("layers_to_transform") is not None:
         return
     targets = {target for target in named if isinstance(target, str)}
-    kinds = {kind_of(module) for module in adapter.pairs}
-    for name in sorted(base.where):
-        module = name.removesuffix(".weight")
-        if module == name or module in adapter.pairs or kind_of(module) not in kinds:
+    kinds = {kind_of(module) for module in adapted}
+    for module in sorted(places.places.keys() - adapted):
+        if kind_of(module) not in kinds:
             continue
         parts = module.split(".")
         if any(".".join(parts[start:]) in targets for start in range(len(parts))):

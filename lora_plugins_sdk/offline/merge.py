@@ -15,9 +15,9 @@ from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.json_files import read_json_object
 from lora_plugins_sdk.offline.adapter import PlainAdapter, read_plain_adapter
 from lora_plugins_sdk.offline.base_files import OtherFiles, other_files
-from lora_plugins_sdk.offline.fit import FOLDABLE, Fold, fit
+from lora_plugins_sdk.offline.fit import FOLDABLE, Fold, by_tensor, fit
 from lora_plugins_sdk.offline.products import product_norm
-from lora_plugins_sdk.offline.shard import stored_dtype, write_shard
+from lora_plugins_sdk.offline.shard import WrittenShard, stored_dtype, write_shard
 from lora_plugins_sdk.offline.workers import run_all
 from lora_plugins_sdk.safetensors_header import DTYPE_BITS, SafetensorsHeader, read_header
 from lora_plugins_sdk.staging import refuse_output, staged_directory, sync
@@ -36,7 +36,7 @@ class MergePlan:
         adapter: what is folded.
         base: weights it is folded into.
         output: directory to make.
-        folds: tensor name -> fold, one for each factor pair.
+        folds: tensor name -> folds into it, sorted by their first row; one for each factor pair.
         dtype: name of the dtype that every floating point tensor gets; None when none changes.
         others: what the base holds beside its weights.
     """
@@ -44,7 +44,7 @@ class MergePlan:
     adapter: PlainAdapter
     base: WeightFiles
     output: Path
-    folds: Mapping[str, Fold]
+    folds: Mapping[str, tuple[Fold, ...]]
     dtype: str | None
     others: OtherFiles
 
@@ -70,6 +70,7 @@ class MergeReport:
 
     Args:
         folds: deltas added; equal to the adapter's pairs.
+        changed: tensors they were added to.
         tensors: tensors of the output.
         write_bytes: their size.
         delta_norm: Frobenius norm of all deltas together.
@@ -77,6 +78,7 @@ class MergeReport:
     """
 
     folds: int
+    changed: int
     tensors: int
     write_bytes: int
     delta_norm: float
@@ -111,7 +113,7 @@ def plan_merge(base: str | Path, adapter: str | Path, output: str | Path, dtype:
         adapter=saved,
         base=weights,
         output=output,
-        folds={one.tensor: one for one in found.folds},
+        folds=by_tensor(found.folds),
         dtype=dtype if changes else None,
         others=other_files(weights),
     )
@@ -130,15 +132,17 @@ def merge(plan: MergePlan, advance: Callable[[int], None] = lambda size: None) -
         LoraError: the base changed since the plan, a sum is not finite, the disk refuses. There is no output then.
     """
     lost: dict[str, float] = {}
+    folded: set[str] = set()
     with staged_directory(plan.output) as place:
 
-        def write(header: SafetensorsHeader, proceed: Callable[[], None]) -> dict[str, float]:
+        def write(header: SafetensorsHeader, proceed: Callable[[], None]) -> WrittenShard:
             return _write_weights(plan, header, place, advance, proceed)
 
         for part in run_all(write, list(plan.base.headers.values())):
-            lost |= part
+            lost |= part.lost
+            folded |= set(part.folded)
         _write_others(plan, place)
-        missing = plan.adapter.pairs.keys() - lost.keys()
+        missing = plan.adapter.pairs.keys() - folded
         if missing:
             raise LoraError(
                 f"{len(missing)} of {len(plan.adapter.pairs)} factor pairs",
@@ -147,7 +151,8 @@ def merge(plan: MergePlan, advance: Callable[[int], None] = lambda size: None) -
             )
     deltas = [plan.adapter.lora.scale * product_norm(pair) for pair in plan.adapter.pairs.values()]
     return MergeReport(
-        folds=len(lost),
+        folds=len(folded),
+        changed=len(lost),
         tensors=len(plan.base.where),
         write_bytes=plan.write_bytes,
         delta_norm=math.hypot(*deltas),
@@ -161,7 +166,7 @@ def _write_weights(
     place: Path,
     advance: Callable[[int], None],
     proceed: Callable[[], None],
-) -> dict[str, float]:
+) -> WrittenShard:
     if read_header(header.path) != header:
         raise LoraError(
             str(header.path), reason="changed since it was checked", cure="leave the base alone and try again"
@@ -172,10 +177,12 @@ def _write_weights(
         advance(size)
 
     target = place / header.path.name
-    lost = write_shard(header, target, plan.folds, scale=plan.adapter.lora.scale, dtype=_code(plan.dtype), advance=step)
+    written = write_shard(
+        header, target, plan.folds, scale=plan.adapter.lora.scale, dtype=_code(plan.dtype), advance=step
+    )
     # Done again for all at the end; here the disk works while others compute.
     sync(target)
-    return lost
+    return written
 
 
 def _code(dtype: str | None) -> str | None:

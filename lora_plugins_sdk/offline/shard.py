@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
@@ -20,6 +22,19 @@ _CHUNK_BYTES = 2**20
 _CHUNK_ELEMENTS = 2**18
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenShard:
+    """What was done to one file.
+
+    Args:
+        folded: modules whose delta was added.
+        lost: changed tensor -> Frobenius norm of what the cast to the stored dtype took away.
+    """
+
+    folded: list[str] = field(default_factory=list)
+    lost: dict[str, float] = field(default_factory=dict)
+
+
 def stored_dtype(tensor: StoredTensor, dtype: str | None) -> str:
     """The dtype a tensor is written in: `dtype` when it is given and the tensor is floating point."""
     return dtype if dtype is not None and tensor.dtype in FOLDABLE else tensor.dtype
@@ -28,12 +43,12 @@ def stored_dtype(tensor: StoredTensor, dtype: str | None) -> str:
 def write_shard(
     source: SafetensorsHeader,
     target: Path,
-    folds: Mapping[str, Fold],
+    folds: Mapping[str, Sequence[Fold]],
     *,
     scale: float,
     dtype: str | None,
     advance: Callable[[int], None],
-) -> dict[str, float]:
+) -> WrittenShard:
     """Write one file: the same tensors in the same order, those with a fold changed.
 
     Without `dtype` the header and every other tensor are the same bytes as in the source.
@@ -41,19 +56,16 @@ def write_shard(
     Args:
         source: header of the file to read.
         target: file to create.
-        folds: tensor name -> fold.
+        folds: tensor name -> folds, sorted by their first row.
         scale: factor on `B A`.
         dtype: safetensors dtype for every floating point tensor; None keeps each one's own.
         advance: is told how many bytes of the source were dealt with.
-
-    Returns:
-        Module -> Frobenius norm of what the cast to the stored dtype took away, for each fold that was made.
 
     Raises:
         LoraError: a result that is not finite, or a source that cannot be read to its end.
         OSError: the disk refuses to take the target.
     """
-    lost: dict[str, float] = {}
+    written = WrittenShard()
     with source.path.open("rb") as read, target.open("xb") as write:
         if dtype is None:
             _copy(read, write, source.data_start)
@@ -64,22 +76,23 @@ def write_shard(
         for name, tensor in source.tensors.items():
             kind = stored_dtype(tensor, dtype)
             if name in folds:
-                lost[folds[name].pair.module] = _fold(read, write, tensor, folds[name], scale, _TORCH[kind])
+                written.lost[name] = _fold(read, write, tensor, folds[name], scale, _TORCH[kind])
+                written.folded.extend(fold.pair.module for fold in folds[name])
             elif kind != tensor.dtype:
                 _cast(read, write, name, tensor, _TORCH[kind])
             else:
                 _copy(read, write, tensor.num_bytes)
             advance(tensor.num_bytes)
-    return lost
+    return written
 
 
-def read_folded(source: SafetensorsHeader, name: str, fold: Fold | None, *, scale: float) -> Tensor:
-    """One tensor of a file with its delta, in the dtype it is stored in; the file stays as it is.
+def read_folded(source: SafetensorsHeader, name: str, folds: Sequence[Fold], *, scale: float) -> Tensor:
+    """One tensor of a file with its deltas, in the dtype it is stored in; the file stays as it is.
 
     Args:
         source: header of the file.
         name: the tensor.
-        fold: the delta; None gives the tensor as it is stored.
+        folds: the deltas, sorted by their first row; none gives the tensor as it is stored.
         scale: factor on `B A`.
 
     Raises:
@@ -88,27 +101,30 @@ def read_folded(source: SafetensorsHeader, name: str, fold: Fold | None, *, scal
     tensor, sink = source.tensors[name], BytesIO()
     with source.path.open("rb") as read:
         read.seek(tensor.start)
-        if fold is None:
-            _copy(read, sink, tensor.num_bytes)
+        if folds:
+            _fold(read, sink, tensor, folds, scale, _TORCH[tensor.dtype])
         else:
-            _fold(read, sink, tensor, fold, scale, _TORCH[tensor.dtype])
+            _copy(read, sink, tensor.num_bytes)
     return torch.frombuffer(sink.getbuffer(), dtype=_TORCH[tensor.dtype]).view(tensor.shape)
 
 
 def _fold(
-    read: BinaryIO, write: BinaryIO, tensor: StoredTensor, fold: Fold, scale: float, wanted: torch.dtype
+    read: BinaryIO, write: BinaryIO, tensor: StoredTensor, folds: Sequence[Fold], scale: float, wanted: torch.dtype
 ) -> float:
     """Write `W + scale * B A`, added in float32 at least; returns the norm of (stored - exact)."""
     exact = torch.promote_types(_TORCH[tensor.dtype], torch.float32)
-    a, b = fold.pair.a.to(exact), fold.pair.b[: fold.rows].to(exact)
+    waiting = deque(folds)
     scratch, back = torch.empty(0, dtype=exact), torch.empty(0, dtype=exact)
-    squares = 0.0
-    start = 0
-    for chunk in _chunks(read, tensor, columns=tensor.shape[1]):
+    squares, start, done = 0.0, 0, 0
+    for chunk in _chunks(read, tensor, columns=tensor.shape[-1]):
         full = scratch.resize_(chunk.shape).copy_(chunk)
-        factor = b[start : start + len(full)]
-        full[: len(factor)].addmm_(factor, a, alpha=scale)
-        start += len(full)
+        stop = start + len(full)
+        for fold in _within(waiting, stop):
+            first, last = max(fold.first, start), min(fold.first + fold.rows, stop)
+            b = fold.pair.b[first - fold.first : last - fold.first].to(exact)
+            full[first - start : last - start].addmm_(b, fold.pair.a.to(exact), alpha=scale)
+            done += last - first
+        start = stop
         stored = full.to(wanted)
         lost = 0.0
         if wanted != exact:
@@ -119,14 +135,26 @@ def _fold(
         # A stored value that is not finite makes `lost` so too; only then, or without it, the values are looked at.
         if (wanted == exact or not math.isfinite(lost)) and not _is_finite(stored):
             raise LoraError(
-                fold.tensor,
+                folds[0].tensor,
                 reason=f"the fold is not finite in {wanted}: "
                 + ("the base holds NaN or infinite values" if not _is_finite(chunk) else "the sum is too large"),
                 cure="use a sound base, or --dtype float32",
             )
         _write(write, stored)
         squares += lost
+    assert done == sum(fold.rows for fold in folds), "every row of every fold lies in the tensor"
     return math.sqrt(squares)
+
+
+def _within(waiting: deque[Fold], stop: int) -> Iterator[Fold]:
+    """The folds that begin before row `stop`, in order; those that end there too are taken out."""
+    again = []
+    while waiting and waiting[0].first < stop:
+        fold = waiting.popleft()
+        yield fold
+        if fold.first + fold.rows > stop:
+            again.append(fold)
+    waiting.extendleft(reversed(again))
 
 
 def _cast(read: BinaryIO, write: BinaryIO, name: str, tensor: StoredTensor, wanted: torch.dtype) -> None:
