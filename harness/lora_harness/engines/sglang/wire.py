@@ -18,13 +18,16 @@ _SEEDS = 2**63
 
 def generate_fields(requests: Sequence[SglangRequest]) -> dict[str, Any]:
     """The fields of SGLang's `GenerateReqInput` that ask for all of `requests` at once."""
-    return {
+    fields: dict[str, Any] = {
         "rid": [one.rid for one in requests],
         "input_ids": [list(one.prompt_ids) for one in requests],
         "sampling_params": [_sampling_fields(one) for one in requests],
-        "lora_path": [one.adapter for one in requests],
         "return_logprob": True,
     }
+    if any(one.adapter is not None for one in requests):
+        # An engine without LoRA refuses the field, whatever it holds.
+        fields["lora_path"] = [one.adapter for one in requests]
+    return fields
 
 
 def _sampling_fields(request: SglangRequest) -> dict[str, Any]:
