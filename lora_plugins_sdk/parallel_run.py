@@ -62,29 +62,32 @@ class ParallelRun:
                 cure="call lora_plugins_sdk.hosts.initialize.initialize_megatron(facts), or in your own trainer "
                 "torch.distributed.init_process_group and parallel_state.initialize_model_parallel",
             )
+        ep_group = _live(ps.get_expert_model_parallel_group())
+        etp_group = _live(ps.get_expert_tensor_parallel_group())
+        expert_dp_group = _live(ps.get_expert_data_parallel_group())
         return cls(
             facts=RunFacts(
                 tp=ps.get_tensor_model_parallel_world_size(),
                 pp=ps.get_pipeline_model_parallel_world_size(),
                 dp=ps.get_data_parallel_world_size(),
                 cp=ps.get_context_parallel_world_size(),
-                ep=ps.get_expert_model_parallel_world_size(),
-                etp=ps.get_expert_tensor_parallel_world_size(),
+                ep=ep_group.size(),
+                etp=etp_group.size(),
                 sequence_parallel=sequence_parallel,
             ),
             tp_rank=ps.get_tensor_model_parallel_rank(),
             pp_rank=ps.get_pipeline_model_parallel_rank(),
             dp_rank=ps.get_data_parallel_rank(),
-            ep_rank=ps.get_expert_model_parallel_rank(),
-            etp_rank=ps.get_expert_tensor_parallel_rank(),
-            expert_dp_rank=ps.get_expert_data_parallel_rank(),
+            ep_rank=ep_group.rank(),
+            etp_rank=etp_group.rank(),
+            expert_dp_rank=expert_dp_group.rank(),
             tp_group=_live(ps.get_tensor_model_parallel_group()),
             pp_group=_live(ps.get_pipeline_model_parallel_group()),
             dp_group=_live(ps.get_data_parallel_group(with_context_parallel=True)),
-            ep_group=_live(ps.get_expert_model_parallel_group()),
-            etp_group=_live(ps.get_expert_tensor_parallel_group()),
+            ep_group=ep_group,
+            etp_group=etp_group,
             etp_ep_group=_live(ps.get_expert_tensor_and_model_parallel_group()),
-            expert_dp_group=_live(ps.get_expert_data_parallel_group()),
+            expert_dp_group=expert_dp_group,
         )
 
 
