@@ -16,6 +16,7 @@ from lora_plugins_sdk.arguments import expect, expect_model
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.dims import read_hf_config
 from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.expert_host import refuse_sequential
 from lora_plugins_sdk.host_modules import locate
 from lora_plugins_sdk.manager import SelectedPlugin
 from lora_plugins_sdk.parallel_run import ParallelRun
@@ -127,6 +128,7 @@ def _prepare(
     table = derive_table(plugin, hf_config, lora, run.facts)
     _refuse_wrapped(chunks)
     _refuse_meta(chunks)
+    refuse_sequential(chunks, table.plans)
     found = locate(chunks, (plan.site.path for plan in table.plans))
     _refuse_unknown_layers(found, plugin, hf_config)
     plans = {plan.host_module: plan for plan in table.plans}

@@ -123,7 +123,8 @@ class LoraBranch(torch.autograd.Function):
         grad_a = (grad_s.t() @ tokens).to(a.dtype)
         grad_x = None
         if ctx.share is not None:
-            ctx.share.grad_s, ctx.share.a = grad_s, a.to(grad_s.dtype)
+            narrow = a.to(grad_s.dtype)
+            ctx.share.add = lambda grad: grad.addmm_(grad_s, narrow)
         elif ctx.needs_input_grad[1]:
             # In the shape of x from the start: a view would keep autograd from accumulating into it.
             grad_x = grad_s.view(*ctx.x_shape[:-1], -1) @ a.to(grad_s.dtype)
@@ -139,6 +140,7 @@ def site_delta(plan: SitePlan, run: ParallelRun) -> Callable[[torch.Tensor, torc
 
     Raises no error of its own: layout and communication were checked when the table was derived.
     """
+    assert isinstance(plan.region, Region), "experts have a branch of their own"
     tp = run.facts.tp if plan.site.kind is SiteKind.COLUMN else 1
     geometry = BranchGeometry(
         blocks=plan.layout.blocks // tp,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 
 SCOPES = ("all", "language", "vision")
+EXPERT_SHARINGS = ("none", "outer")
 ADAPTER_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -25,6 +26,8 @@ class LoraConfig:
         target_modules: `all-linear`, HF names (`q_proj`), Megatron names (`linear_qkv`), full paths or wildcards.
         exclude_modules: taken away from the targets; same vocabulary.
         scope: region of a multimodal model that may be adapted: `all`, `language` or `vision`.
+        expert_sharing: `none` gives every routed expert factors of its own; `outer` has all experts of a layer share
+            the factor on the hidden side: A where they read the hidden states, B where they write them.
         seed: seed of the A factors; B starts at zero.
         dtype: dtype the factors are stored in. float32 by default: the optimizer then needs no master copy, and the
             forward casts the small factors to the host's dtype, so activations stay as they were.
@@ -40,6 +43,7 @@ class LoraConfig:
     target_modules: tuple[str, ...] = ("all-linear",)
     exclude_modules: tuple[str, ...] = ()
     scope: str = "all"
+    expert_sharing: str = "none"
     seed: int = 0
     dtype: str = "float32"
 
@@ -78,6 +82,12 @@ class LoraConfig:
                 subject=f"scope={self.scope!r}",
                 reason="unknown scope",
                 cure=f"use one of {', '.join(SCOPES)}",
+            )
+        if self.expert_sharing not in EXPERT_SHARINGS:
+            yield Diagnostic(
+                subject=f"expert_sharing={self.expert_sharing!r}",
+                reason="unknown sharing",
+                cure=f"use one of {', '.join(EXPERT_SHARINGS)}",
             )
         if self.dtype not in ADAPTER_DTYPES:
             yield Diagnostic(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lora_plugins_sdk.architecture import Architecture, BaseWeight
 from lora_plugins_sdk.config import LoraConfig
+from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.errors import Diagnostic, LoraError
 from lora_plugins_sdk.hookspecs import hookimpl
 from lora_plugins_sdk.run import RunFacts
-from lora_plugins_sdk.site import SiteKind
-from lora_plugins_sdk.table import ParamRow, SitePlan, site_layout
+from lora_plugins_sdk.site import EXPERT, Site, SiteKind, packed_name
+from lora_plugins_sdk.table import ParamRow, SitePlan, site_layout, tensor_parallel_size
 from lora_plugins_sdk.targets import normalize_targets
 
 if TYPE_CHECKING:
@@ -40,10 +41,29 @@ def lora_validate_run(
         )
     for site in architecture.sites:
         try:
-            site_layout(site, dims, facts.tp)
+            site_layout(site, dims, tensor_parallel_size(site, facts))
         except LoraError as error:
             found += [one for one in error.diagnostics if one not in found]
+        found += [one for one in _expert_problems(site, dims, facts) if one not in found]
     return found
+
+
+def _expert_problems(site: Site, dims: ModelDims, facts: RunFacts) -> Iterator[Diagnostic]:
+    if site.experts is None:
+        return
+    count = dims.resolve(site.experts)
+    if count < 1 or count % facts.ep:
+        yield Diagnostic(
+            subject=f"expert parallel size {facts.ep}",
+            reason=f"does not divide the model's {count} experts",
+            cure=f"use an expert parallel size that divides {count}",
+        )
+    if facts.tp > 1 and not facts.sequence_parallel:
+        yield Diagnostic(
+            subject=f"tensor parallel size {facts.tp} without sequence parallelism",
+            reason="every rank would dispatch the same tokens to the experts, and megatron-core refuses to train so",
+            cure="set sequence_parallel, or use tensor parallel size 1",
+        )
 
 
 @hookimpl(trylast=True, specname="lora_normalize_targets")
@@ -61,7 +81,8 @@ def lora_grad_sum_groups(row: ParamRow, facts: RunFacts) -> str:
 @hookimpl(trylast=True)
 def lora_hf_name(row: ParamRow) -> str:
     """PEFT's scheme: wrapper prefix, module path, `lora_A` or `lora_B`, `weight`."""
-    return f"{PEFT_PREFIX}{row.hf_module}.lora_{row.factor}.weight"
+    module = packed_name(row.hf_module) if row.packed else row.hf_module
+    return f"{PEFT_PREFIX}{module}.lora_{row.factor}.weight"
 
 
 @hookimpl(trylast=True)
@@ -74,8 +95,9 @@ def lora_serving_names(row: ParamRow) -> Mapping[str, str]:
 def lora_site_delta(plan: SitePlan, run: ParallelRun) -> Callable[..., Tensor]:
     """The branch by kind."""
     from lora_plugins_sdk.branch import site_delta
+    from lora_plugins_sdk.expert_branch import expert_delta
 
-    return site_delta(plan, run)
+    return expert_delta(plan, run) if plan.site.experts else site_delta(plan, run)
 
 
 @hookimpl(trylast=True)
@@ -90,13 +112,19 @@ def lora_attach_site(
 
 @hookimpl(trylast=True)
 def lora_export_tensor(row: ParamRow, tensor: Tensor) -> Mapping[str, Tensor]:
-    """As it is, under its PEFT name."""
+    """As it is, under its PEFT name; one tensor for each expert where the name has `{expert}`."""
+    if EXPERT in row.hf_name:
+        return {row.hf_name.format(expert=number): one for number, one in enumerate(tensor)}
     return {row.hf_name: tensor}
 
 
 @hookimpl(trylast=True)
 def lora_import_tensor(row: ParamRow, tensors: Mapping[str, Tensor]) -> Tensor:
-    """The tensor of that name."""
+    """The tensor of that name; those of all experts, stacked, where the name has `{expert}`."""
+    if EXPERT in row.hf_name:
+        import torch
+
+        return torch.stack([tensors[row.hf_name.format(expert=number)] for number in range(row.full_shape[0])])
     return tensors[row.hf_name]
 
 

@@ -12,6 +12,7 @@ from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.init import initial_factor
 from lora_plugins_sdk.parallel_run import ParallelRun
+from lora_plugins_sdk.region import ExpertRegion
 from lora_plugins_sdk.table import ParamRow, SitePlan
 
 # A tensor shaped like a stored parameter: its values, or what an optimizer keeps for it.
@@ -20,6 +21,9 @@ TensorOf = Callable[[nn.Parameter], torch.Tensor]
 
 class LoraFactors(nn.Module):
     """A stacked `[n * r, in]` and one B `[out, r]` per adapted projection, this rank's part of each.
+
+    With experts their number comes first: `[local experts, n * r, in]` and `[local experts, out, r]`, or 1 where they
+    share the factor.
 
     Every parameter carries what host trainers look for (`tensor_model_parallel`, `partition_dim`, `partition_stride`,
     `sequence_parallel`, `allreduce`) and what the SDK's reduction reads (`grad_sum_group`).
@@ -40,12 +44,11 @@ class LoraFactors(nn.Module):
         self.scale = lora.scale
         self.enabled = True
         self._dropout = lora.dropout
-        # Ranks that hold different parts of the input must drop independently of each other.
-        self._mask_stream = run.tp_rank if plan.region.tokens_split or plan.rows[0].partition_dim == 1 else 0
+        self._mask_stream = _mask_stream(plan, run)
         for name, rows in self.stored_rows().items():
-            values = [initial_factor(row, lora.seed, run.tp_rank) for row in rows]
-            parameter = nn.Parameter(torch.cat(values).to(device))
-            _tag(parameter, rows)
+            values = [initial_factor(row, lora.seed, run) for row in rows]
+            parameter = nn.Parameter(torch.cat(values, dim=-2).to(device))
+            _tag(parameter, rows, run)
             self.register_parameter(name, parameter)
 
     def stored_rows(self) -> dict[str, list[ParamRow]]:
@@ -57,7 +60,7 @@ class LoraFactors(nn.Module):
 
     @property
     def a(self) -> nn.Parameter:
-        """Stacked A factors `[n * r, in]`."""
+        """Stacked A factors `[n * r, in]`; experts first."""
         return self.get_parameter("A")
 
     @property
@@ -72,7 +75,7 @@ class LoraFactors(nn.Module):
             row: the factor.
             of: what to view in place of the parameter itself, a tensor of its shape (an optimizer's moment).
         """
-        return of(self.get_parameter(row.param))[row.stacked_at : row.stacked_at + row.local_shape[0]]
+        return of(self.get_parameter(row.param)).narrow(-2, row.stacked_at, row.local_shape[-2])
 
     def drop(self, x: torch.Tensor) -> torch.Tensor:
         """Dropout on the branch input while training.
@@ -93,7 +96,16 @@ class LoraFactors(nn.Module):
         return super()._apply(lambda tensor: tensor.to(fn(tensor.new_empty(0)).device), recurse)
 
 
-def _tag(parameter: nn.Parameter, rows: list[ParamRow]) -> None:
+def _mask_stream(plan: SitePlan, run: ParallelRun) -> int:
+    """Ranks that hold different parts of the input must drop independently of each other."""
+    split = plan.rows[0].partition_dim >= 0  # A is split as the input's width
+    if isinstance(plan.region, ExpertRegion):
+        place = run.expert_dp_rank * run.facts.ep + run.ep_rank
+        return place * run.facts.etp + (run.etp_rank if split else 0)
+    return run.tp_rank if split or plan.region.tokens_split else 0
+
+
+def _tag(parameter: nn.Parameter, rows: list[ParamRow], run: ParallelRun) -> None:
     groups = {row.grad_sum_group for row in rows}
     if len(groups) > 1:
         raise LoraError(
@@ -107,7 +119,8 @@ def _tag(parameter: nn.Parameter, rows: list[ParamRow]) -> None:
         "partition_stride": 1,
         # The host would otherwise sum the gradient a second time.
         "sequence_parallel": False,
-        "allreduce": not rows[0].expert,
+        # False: the host reduces it over the experts' own data-parallel domain.
+        "allreduce": not (rows[0].expert and run.facts.experts_apart),
         "grad_sum_group": groups.pop(),
     }
     for name, value in attributes.items():

@@ -1,8 +1,9 @@
-"""Full factors from their shards: one gather over TP, one broadcast per pipeline stage."""
+"""Full factors from their shards: one gather over TP, ETP and EP each, one broadcast per pipeline stage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,8 @@ from lora_plugins_sdk.table import ParamRow
 
 
 def gather_factors(adapter: LoraAdapter, of: TensorOf = torch.Tensor.detach) -> dict[ParamRow, torch.Tensor]:
-    """Every factor of the model in HF order, `row.full_shape`, on every rank. Collective over the TP and PP groups.
+    """Every factor of the model in HF order, `row.full_shape`, on every rank. Collective over the TP, ETP, EP
+    and PP groups.
 
     Args:
         adapter: the attached adapter.
@@ -24,26 +26,38 @@ def gather_factors(adapter: LoraAdapter, of: TensorOf = torch.Tensor.detach) -> 
     Returns:
         Row -> tensor on this rank's device, in table order; no tensor shares memory with the adapter's parameters.
     """
-    mine = _over_tensor_parallel(adapter, of)
-    full = _over_pipeline_parallel(adapter, mine)
+    full = _over_pipeline_parallel(adapter, _of_stage(adapter, of))
     return {row: full[row.init_key] for row in adapter.table.rows}
 
 
-def _over_tensor_parallel(adapter: LoraAdapter, of: TensorOf) -> dict[str, torch.Tensor]:
+def _of_stage(adapter: LoraAdapter, of: TensorOf) -> dict[str, torch.Tensor]:
     """Full factors of this stage, by init key."""
     run = adapter.run
-    local = {row: factors.local(row, of) for factors in adapter.factors() for row in factors.plan.rows}
-    full = {row.init_key: unshard(row, [tensor]) for row, tensor in local.items() if row.partition_dim == -1}
-    sharded = {row: tensor for row, tensor in local.items() if row.partition_dim != -1}
-    if sharded:
-        assert run.tp_group is not None, "a sharded factor exists only in a tensor parallel run"
-        flat = torch.cat([tensor.reshape(-1) for tensor in sharded.values()])
-        gathered = flat.new_empty(run.facts.tp, flat.numel())
-        dist.all_gather_into_tensor(gathered.view(-1), flat, group=run.tp_group)
-        per_rank = [_unflatten(one, sharded) for one in gathered]
-        for index, row in enumerate(sharded):
-            full[row.init_key] = unshard(row, [parts[index] for parts in per_rank])
-    return full
+    tensors = {row: factors.local(row, of) for factors in adapter.factors() for row in factors.plan.rows}
+    parts = {row: [tensor] for row, tensor in tensors.items()}
+    parts |= _parts_of(
+        {row: one for row, one in tensors.items() if row.partition_dim >= 0 and not row.expert}, run.tp_group
+    )
+    parts |= _parts_of(
+        {row: one for row, one in tensors.items() if row.partition_dim >= 0 and row.expert}, run.etp_group
+    )
+    whole = {row: unshard(row, some) for row, some in parts.items()}
+    spread = _parts_of({row: one for row, one in whole.items() if row.expert_dim == 0}, run.ep_group)
+    return {row.init_key: torch.cat(spread[row]) if row in spread else one for row, one in whole.items()}
+
+
+def _parts_of(
+    tensors: Mapping[ParamRow, torch.Tensor], group: dist.ProcessGroup | None
+) -> dict[ParamRow, list[torch.Tensor]]:
+    """What every rank of a group has of each tensor, in rank order."""
+    if not tensors:
+        return {}
+    assert group is not None, "a factor is split only in a run with the group"
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+    gathered = flat.new_empty(group.size(), flat.numel())
+    dist.all_gather_into_tensor(gathered.view(-1), flat, group=group)
+    per_rank = [_unflatten(one, [tensor.shape for tensor in tensors.values()]) for one in gathered]
+    return {row: [parts[index] for parts in per_rank] for index, row in enumerate(tensors)}
 
 
 def _over_pipeline_parallel(adapter: LoraAdapter, mine: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -60,12 +74,11 @@ def _over_pipeline_parallel(adapter: LoraAdapter, mine: dict[str, torch.Tensor])
         if stage == run.pp_rank:
             flat = torch.cat([mine[row.init_key].reshape(-1) for row in rows])
         else:
-            count = sum(row.full_shape[0] * row.full_shape[1] for row in rows)
+            count = sum(math.prod(row.full_shape) for row in rows)
             flat = torch.empty(count, dtype=getattr(torch, rows[0].dtype), device=device)
         dist.broadcast(flat, src=dist.get_global_rank(run.pp_group, stage), group=run.pp_group)
-        shapes = [row.full_shape for row in rows]
-        parts = flat.split([height * width for height, width in shapes])
-        full |= {row.init_key: part.view(row.full_shape).clone() for row, part in zip(rows, parts, strict=True)}
+        parts = _unflatten(flat, [row.full_shape for row in rows])
+        full |= {row.init_key: part.clone() for row, part in zip(rows, parts, strict=True)}
     return full
 
 
@@ -74,7 +87,6 @@ def _device(adapter: LoraAdapter) -> torch.device:
     return next(parameter.device for chunk in adapter.chunks for parameter in chunk.parameters())
 
 
-def _unflatten(flat: torch.Tensor, rows: Iterable[ParamRow]) -> list[torch.Tensor]:
-    shapes = [row.local_shape for row in rows]
-    parts = flat.split([height * width for height, width in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+def _unflatten(flat: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    parts = flat.split([math.prod(shape) for shape in shapes])
+    return [part.view(*shape) for part, shape in zip(parts, shapes, strict=True)]

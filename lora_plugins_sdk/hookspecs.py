@@ -70,8 +70,8 @@ def lora_normalize_targets(
 
 @hookspec(firstresult=True)
 def lora_grad_sum_groups(row: ParamRow, facts: RunFacts) -> str | None:
-    """Return the group over which this factor's gradient is summed (`"tp"`), or `"none"`. Default: derived from the
-    region.
+    """Return the group over which this factor's gradient is summed (`"tp"`; for experts `"etp"` or `"etp_ep"`), or
+    `"none"`. Default: derived from the region.
 
     :param row: the factor; `row.grad_sum_group` holds the derived answer.
     :param facts: parallel sizes.
@@ -101,7 +101,8 @@ def lora_serving_names(row: ParamRow) -> Mapping[str, str] | None:
 def lora_site_delta(plan: SitePlan, run: ParallelRun) -> Callable[..., Tensor] | None:
     """Return the function that adds the branch to a base output, where a site's mathematics is odd. Default: by kind.
 
-    The function is called as `delta(base_output, branch_input, factors)` and returns the adapted output.
+    The function is called as `delta(base_output, branch_input, factors)` and returns the adapted output; on a site
+    with experts as `delta(base_output, branch_input, factors, m_splits)`.
 
     :param plan: the site with its rows and layout.
     :param run: ranks and groups.

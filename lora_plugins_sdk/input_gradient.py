@@ -7,6 +7,7 @@ accumulates into the linear's own gradient once that is there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +16,9 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 @dataclass(slots=True)
 class InputShare:
-    """What a branch adds to the gradient of its input: `grad_s @ a`; `[T, n * r]` and `[n * r, in]`."""
+    """How a branch adds to the gradient of its input, in place, given as `[T, in]`; None when it adds nothing."""
 
-    grad_s: torch.Tensor | None = None
-    a: torch.Tensor | None = None
+    add: Callable[[torch.Tensor], None] | None = None
 
 
 class BranchInput(torch.autograd.Function):
@@ -39,11 +39,11 @@ class BranchInput(torch.autograd.Function):
     def backward(ctx, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """The linear's gradient, plus what the branch left."""
         share: InputShare = ctx.share
-        if share.grad_s is None or share.a is None:
+        if share.add is None:
             return grad
         grad = grad.contiguous()
-        grad.view(-1, grad.shape[-1]).addmm_(share.grad_s, share.a)
-        share.grad_s = share.a = None
+        share.add(grad.view(-1, grad.shape[-1]))
+        share.add = None
         return grad
 
 

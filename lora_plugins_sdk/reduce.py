@@ -27,7 +27,12 @@ def reduce_grads(model: Model) -> None:
         LoraError: no adapter is attached.
     """
     adapter = adapter_of(model)
-    groups: Mapping[str, dist.ProcessGroup | None] = {"tp": adapter.run.tp_group}
+    run = adapter.run
+    groups: Mapping[str, dist.ProcessGroup | None] = {
+        "tp": run.tp_group,
+        "etp": run.etp_group,
+        "etp_ep": run.etp_ep_group,
+    }
     assert set(groups) == set(GRAD_SUM_GROUPS)
     tagged: dict[tuple[str, torch.dtype], list[nn.Parameter]] = {}
     for parameter in adapter.parameters():
@@ -43,8 +48,8 @@ def reduce_grads_in_finalize(model: Model) -> None:
 
     After the host's own function, since by then no asynchronous reduction of the buffers is in flight. With
     distributed-optimizer buffers, where only this rank's shard of a buffer is complete, the sum of that shard is still
-    right: ranks of one TP group own the same shard. Call it after whatever else sets that function; `detach` takes it
-    out again.
+    right: ranks of one TP group own the same shard, and for experts those of one ETP x EP group. Call it after whatever
+    else sets that function; `detach` takes it out again.
 
     Raises:
         LoraError: no adapter is attached, the host has no `config`, or it is wired already.

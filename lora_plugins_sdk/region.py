@@ -13,7 +13,7 @@ from enum import StrEnum
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.site import SiteKind
 
-GRAD_SUM_GROUPS = ("tp",)
+GRAD_SUM_GROUPS = ("tp", "etp", "etp_ep")
 """Groups that a factor's gradient may be summed over, besides the host's own data-parallel reduction."""
 
 
@@ -48,6 +48,34 @@ class Region:
         saw different tokens: without sequence parallelism `backward` has already completed the gradient of `s`.
         """
         return "tp" if partition_dim == -1 and self.tokens_split else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertRegion:
+    """Where a branch within routed experts communicates: nowhere.
+
+    The dispatcher stands around it. It brings each expert all its tokens from the ranks of one ETP x EP group, the same
+    ones to every ETP rank, and its return sums what ETP ranks give. So every ETP rank works out, of whatever it holds
+    in full, the share that belongs to its own part of the weight.
+
+    Args:
+        etp: expert tensor parallel size.
+        ep: expert parallel size.
+    """
+
+    etp: int
+    ep: int
+
+    def sum_group(self, partition_dim: int, shared: bool) -> str | None:
+        """Group over which the gradient of a factor must be summed: `"etp"`, `"etp_ep"`, or None when complete.
+
+        Args:
+            partition_dim: dimension that ETP splits, -1 for none.
+            shared: whether all experts have this factor in common; ranks that hold other experts then hold shares too.
+        """
+        if shared:
+            return "etp_ep" if self.etp * self.ep > 1 else None
+        return "etp" if partition_dim == -1 and self.etp > 1 else None
 
 
 def region_of(kind: SiteKind, facts: RunFacts) -> Region:

@@ -25,4 +25,4 @@ def scatter_factors(
     with torch.no_grad():
         for factors in adapter.factors():
             for row in factors.plan.rows:
-                factors.local(row, of).copy_(shard(row, fulls[row], adapter.run.tp_rank))
+                factors.local(row, of).copy_(shard(row, fulls[row], adapter.run))

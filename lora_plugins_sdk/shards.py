@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
@@ -10,46 +11,88 @@ from lora_plugins_sdk.block_layout import Section, slabs_of
 from lora_plugins_sdk.table import ParamRow
 
 
-def shard(row: ParamRow, full: torch.Tensor, tp_rank: int) -> torch.Tensor:
+class Place(Protocol):
+    """Which part of the factors a rank holds."""
+
+    @property
+    def tp_rank(self) -> int: ...
+    @property
+    def etp_rank(self) -> int: ...
+    @property
+    def ep_rank(self) -> int: ...
+
+
+def shard(row: ParamRow, full: torch.Tensor, place: Place) -> torch.Tensor:
     """This rank's part `row.local_shape` of a full factor in HF order; host padding rows are zero."""
-    if row.partition_dim == 1:
-        width = row.local_shape[1]
-        return full[:, tp_rank * width : (tp_rank + 1) * width]
-    return local_rows(row.sections, _row_rank(row, tp_rank), lambda start, stop: full[start:stop])
+    if row.expert_dim == 0:
+        mine = local_experts(row, place)
+        full = full[mine.start : mine.stop]
+    return tensor_parallel_part(row, full, place)
+
+
+def local_experts(row: ParamRow, place: Place) -> range:
+    """Numbers of the experts whose factors this rank holds."""
+    count = row.local_shape[0]
+    start = place.ep_rank * count if row.expert_dim == 0 else 0
+    return range(start, start + count)
+
+
+def tensor_parallel_part(row: ParamRow, full: torch.Tensor, place: Place) -> torch.Tensor:
+    """This rank's part of the rows or columns of a factor that has its experts already."""
+    rank = place.etp_rank if row.expert else place.tp_rank
+    if _splits_columns(row):
+        width = row.local_shape[-1]
+        return full[..., rank * width : (rank + 1) * width]
+
+    def read(start: int, stop: int) -> torch.Tensor:
+        return full[..., start:stop, :]
+
+    return local_rows(row.sections, _row_rank(row, rank), read, dim=-2)
 
 
 def unshard(row: ParamRow, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The full factor `row.full_shape` in HF order from the parts of all TP ranks: the inverse of `shard`.
+    """A factor's rows and columns in HF order from the parts of all TP (ETP) ranks, in new memory.
 
     Args:
         row: the factor.
-        parts: `row.local_shape` of each rank; of any one rank where every rank holds the whole.
+        parts: of each rank; of any one rank where every rank holds the whole. All experts, or the local ones.
     """
-    if row.partition_dim == 1:
-        return torch.cat(list(parts), dim=1)
-    full = parts[0].new_empty(row.full_shape)
-    for tp_rank, part in enumerate(parts):
-        for slab in slabs_of(row.sections, _row_rank(row, tp_rank)):
-            full[slab.hf : slab.hf + slab.rows] = part[slab.local : slab.local + slab.rows]
+    if _splits_columns(row):
+        return torch.cat(list(parts), dim=-1)
+    full = parts[0].new_empty(*parts[0].shape[:-2], *row.full_shape[-2:])
+    for rank, part in enumerate(parts):
+        for slab in slabs_of(row.sections, _row_rank(row, rank)):
+            full[..., slab.hf : slab.hf + slab.rows, :] = part[..., slab.local : slab.local + slab.rows, :]
     return full
 
 
-def local_rows(sections: Sequence[Section], rank: int, read: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
+def local_rows(
+    sections: Sequence[Section], rank: int, read: Callable[[int, int], torch.Tensor], dim: int = 0
+) -> torch.Tensor:
     """One rank's rows, section after section; host padding rows are zero.
 
     Args:
         sections: how the rows are split over the ranks.
         rank: whose.
         read: gives HF rows `[start, stop)`.
+        dim: dimension of the rows.
     """
     parts = []
     for section, slab in zip(sections, slabs_of(sections, rank), strict=True):
         part = read(slab.hf, slab.hf + slab.rows)
         missing = section.local - slab.rows
-        parts.append(torch.cat([part, part.new_zeros(missing, *part.shape[1:])]) if missing else part)
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if missing:
+            shape = list(part.shape)
+            shape[dim] = missing
+            part = torch.cat([part, part.new_zeros(shape)], dim)
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
-def _row_rank(row: ParamRow, tp_rank: int) -> int:
-    """Which of the parts of the rows a rank holds: the only one where TP does not split them."""
-    return tp_rank if row.partition_dim == 0 else 0
+def _splits_columns(row: ParamRow) -> bool:
+    return row.partition_dim == len(row.full_shape) - 1
+
+
+def _row_rank(row: ParamRow, rank: int) -> int:
+    """Which of the parts of the rows a rank holds: the only one where they are not split."""
+    return rank if row.partition_dim == len(row.full_shape) - 2 else 0

@@ -10,9 +10,12 @@ from lora_plugins_sdk.dims import ModelDims, check_expression
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.pack import Concat, Pack
 
+EXPERT = "{expert}"
+"""Stands for the expert's number in the names of what each routed expert has."""
 
-def check_path(path: str) -> None:
-    """Refuse a declared path with a placeholder other than `{layer}`.
+
+def check_path(path: str, *, expert: bool = False) -> None:
+    """Refuse a declared path with a placeholder other than `{layer}` and, where experts are named, `{expert}`.
 
     Raises:
         LoraError: another placeholder, or unbalanced braces.
@@ -21,13 +24,20 @@ def check_path(path: str) -> None:
         names = [name for _, name, _, _ in string.Formatter().parse(path) if name is not None]
     except ValueError:
         names = ["unbalanced braces"]
-    unknown = [name for name in names if name != "layer"]
+    unknown = [name for name in names if name != "layer" and not (expert and name == "expert")]
     if unknown:
         raise LoraError(
             f"path {path!r}",
             reason=f"has the unknown placeholder {unknown[0]!r}",
-            cure="write {layer} for the layer number; there is no other placeholder",
+            cure="write {layer} for the layer number"
+            + (" and {expert} for the expert's" if expert else "")
+            + "; there is no other placeholder",
         )
+
+
+def packed_name(path: str) -> str:
+    """The name of what all experts have together, from the name with `{expert}` of what each has."""
+    return path.replace(f".{EXPERT}", "")
 
 
 class SiteKind(StrEnum):
@@ -43,7 +53,7 @@ class Projection:
     """One logical LoRA pair as HF and PEFT know it.
 
     Args:
-        hf: HF module path; `{layer}` stands for the layer number.
+        hf: HF module path; `{layer}` stands for the layer number, `{expert}` for a routed expert's.
         in_dim: input width, an expression over the HF config.
         out_dim: output width, likewise.
         sections: where HF keeps several parts in one weight and TP splits each on its own, the width of each
@@ -59,7 +69,7 @@ class Projection:
     sections: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_path(self.hf)
+        check_path(self.hf, expert=True)
         for expression in (self.in_dim, self.out_dim, *self.sections):
             check_expression(expression)
 
@@ -113,9 +123,15 @@ class Site:
         region: part of a multimodal model, matched against `LoraConfig.scope`.
         all_linear: whether the target `all-linear` includes it (PEFT leaves the output head out).
         tied: the weight may be an alias of another tensor; it then cannot be adapted.
+        experts: config expression for the number of routed experts, where the linear is a grouped one: its weights are
+            `weight0`, `weight1` ... of the local experts, `kind` says how ETP splits each, and it is called as
+            `forward(x, m_splits)` with tokens sorted by expert.
+        fused_hf: HF tensor that may hold the weights of all experts in place of one tensor each, `[experts, out, in]`,
+            projections one after the other along `out`.
 
     Raises:
-        LoraError: another placeholder, no projection, or several on a site that is not COLUMN.
+        LoraError: another placeholder, no projection, several on a site that is not COLUMN, or a declaration of experts
+            that contradicts itself.
     """
 
     path: str
@@ -126,15 +142,44 @@ class Site:
     region: str = "language"
     all_linear: bool = True
     tied: Tied | None = None
+    experts: str | None = None
+    fused_hf: str | None = None
 
     def __post_init__(self) -> None:
         check_path(self.path)
+        self._check_experts()
         if not self.projections or (self.kind is not SiteKind.COLUMN and len(self.projections) > 1):
             raise LoraError(
                 f"site {self.path!r}",
                 reason=f"has {len(self.projections)} projections, and its kind is {self.kind}",
                 cure="give it one projection; only a column site packs several",
             )
+
+    def _check_experts(self) -> None:
+        if self.experts is not None:
+            check_expression(self.experts)
+        if self.fused_hf is not None:
+            check_path(self.fused_hf)
+        numbered = [EXPERT in projection.hf for projection in self.projections]
+        problem = None
+        if self.experts is None:
+            if any(numbered) or self.fused_hf is not None:
+                problem = "names routed experts", "give the number of experts: experts='num_experts'"
+        elif not all(numbered):
+            problem = "has experts, and a projection without {expert} in its HF path", "write ....experts.{expert}...."
+        elif (
+            self.kind is SiteKind.REPLICATED
+            or self.pack != Concat()
+            or self.fused_norm
+            or self.tied
+            or any(projection.sections for projection in self.projections)
+        ):
+            problem = (
+                "has experts together with what no grouped linear has",
+                "declare it COLUMN or ROW, packed as Concat(), without sections, fused_norm and tied",
+            )
+        if problem:
+            raise LoraError(f"site {self.path!r}", reason=problem[0], cure=problem[1])
 
     @property
     def name(self) -> str:

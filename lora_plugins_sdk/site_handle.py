@@ -10,6 +10,7 @@ from torch import nn
 
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.expert_host import check_expert_host, patched_expert_forward
 from lora_plugins_sdk.factors import LoraFactors
 from lora_plugins_sdk.input_gradient import BranchInput
 from lora_plugins_sdk.pack import QueryGroups
@@ -26,14 +27,14 @@ class SiteHandle:
 
     The host's contract: `forward(x, ...)` returns `(output, bias)`; with a fused norm and `return_layernorm_output`
     set, as in Transformer Engine, `((output, normed input), bias)`. The patched forward returns `(output, bias)`
-    always.
+    always. A grouped linear of experts is called as `forward(x, m_splits)`.
 
     Args:
         module: the host linear.
         plan: the site with its rows.
         lora: rank, scale, dropout.
         run: this rank's place.
-        delta: `delta(base_output, branch_input, factors)`.
+        delta: `delta(base_output, branch_input, factors)`, with experts also `m_splits`.
 
     Raises:
         LoraError: the linear has an adapter already, or its weight has not the shape that the plan expects.
@@ -45,7 +46,7 @@ class SiteHandle:
         plan: SitePlan,
         lora: LoraConfig,
         run: ParallelRun,
-        delta: Callable[[torch.Tensor, torch.Tensor, LoraFactors], torch.Tensor],
+        delta: Callable[..., torch.Tensor],
     ) -> None:
         self.module: Any = module
         self.plan = plan
@@ -58,7 +59,10 @@ class SiteHandle:
             self.module.return_layernorm_output = True
         # A method of the class, or what another patch left on the instance; remove() puts the latter back.
         self._instance_forward = module.__dict__.get("forward")
-        patched = _patched_forward(module.forward, self.factors, delta, plan.site.fused_norm)
+        if plan.site.experts:
+            patched = patched_expert_forward(module.forward, self.factors, delta)
+        else:
+            patched = _patched_forward(module.forward, self.factors, delta, plan.site.fused_norm)
         self.module.forward = patched
 
     def remove(self) -> None:
@@ -85,6 +89,9 @@ def check_host(module: nn.Module, plan: SitePlan, facts: RunFacts) -> None:
             reason="carries an adapter already",
             cure="detach the first adapter before attaching another",
         )
+    if plan.site.experts:
+        check_expert_host(module, plan, facts)
+        return
     weight = getattr(module, "weight", None)
     if plan.site.tied is None or weight is not None:
         expected = host_weight_shape(plan, facts.tp)

@@ -14,9 +14,9 @@ from lora_plugins_sdk.block_layout import BlockLayout, Section
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
-from lora_plugins_sdk.region import Region, region_of
+from lora_plugins_sdk.region import ExpertRegion, Region, region_of
 from lora_plugins_sdk.run import RunFacts
-from lora_plugins_sdk.site import Site, SiteKind
+from lora_plugins_sdk.site import Site, SiteKind, packed_name
 from lora_plugins_sdk.targets import Candidate, candidates
 
 if TYPE_CHECKING:
@@ -25,23 +25,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParamRow:
-    """One factor (A or B) of one projection of one layer.
+    """One factor (A or B) of one projection of one layer; of all its experts, where it has them.
 
     Args:
-        hf_module: HF module that the pair adapts, for example `model.layers.0.self_attn.q_proj`.
+        hf_module: HF module that the pair adapts, for example `model.layers.0.self_attn.q_proj`; `{expert}` stands for
+            a routed expert's number.
         layer: model-wide layer number; None outside the layers.
-        factor: `"A"` `[rank, in]` or `"B"` `[out, rank]`.
+        factor: `"A"` `[rank, in]` or `"B"` `[out, rank]`; with experts `[experts, rank, in]` and
+            `[experts, out, rank]`, or `[1, ...]` for a factor that all of them share.
         host_module: path of the host linear, with the model-wide layer number.
         param: name of the stored parameter under `<host linear>.lora`.
-        stacked_at: first row within that parameter; A's that share an input are stored stacked.
+        stacked_at: first row (last dimension but one) within that parameter; A's that share an input are stored
+            stacked.
         full_shape: the factor as HF has it.
         local_shape: this factor's part on every rank (host padding included).
         sections: how its rows are split over the ranks; one for an A.
-        partition_dim: dimension that TP splits; -1 when every rank holds the whole factor.
+        partition_dim: dimension that TP splits, ETP for experts; -1 when every such rank holds it whole.
+        expert_dim: dimension that EP splits; -1 when every such rank holds it whole.
         grad_sum_group: group over which the gradient is summed once per step; None when each rank has it complete.
-        expert: whether the factor belongs to a routed expert.
-        init_key: what the initial values depend on, with the seed and nothing else.
-        hf_name: tensor name in a PEFT adapter file.
+        expert: whether the factor belongs to routed experts.
+        packed: whether an adapter file holds the factor of all experts as one tensor, not one tensor each.
+        init_key: what the initial values depend on, with the seed and nothing else; with `{expert}`, each expert's.
+        hf_name: tensor name in a PEFT adapter file; with `{expert}`, each expert's.
         serving_names: tensor name per engine.
         dtype: storage dtype.
     """
@@ -52,12 +57,14 @@ class ParamRow:
     host_module: str
     param: str
     stacked_at: int
-    full_shape: tuple[int, int]
-    local_shape: tuple[int, int]
+    full_shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
     sections: tuple[Section, ...]
     partition_dim: int
+    expert_dim: int
     grad_sum_group: str | None
     expert: bool
+    packed: bool
     init_key: str
     hf_name: str
     serving_names: Mapping[str, str] = field(hash=False)
@@ -84,7 +91,7 @@ class SitePlan:
     rows: tuple[ParamRow, ...]
     adapted: tuple[int, ...]
     layout: BlockLayout
-    region: Region
+    region: Region | ExpertRegion
 
     @property
     def host_module(self) -> str:
@@ -156,6 +163,12 @@ def derive_table(
         adapted = [index for index, one in enumerate(members) if one.hf in wanted]
         if adapted:
             plans.append(_plan(plugin, site, layer, members, adapted, dims, lora, facts))
+    if lora.expert_sharing != "none" and not any(plan.site.experts for plan in plans):
+        raise LoraError(
+            f"expert_sharing={lora.expert_sharing!r}",
+            reason="has no effect: the targets name no routed expert",
+            cure="add the experts' projections to target_modules, or use expert_sharing='none'",
+        )
     table = ParameterTable(architecture=architecture.name, lora=lora, facts=facts, plans=tuple(plans))
     raise_if_any(f"plugin {plugin.name!r} gives one name to several factors:", _shared_names(table))
     return table
@@ -192,6 +205,11 @@ def site_layout(site: Site, dims: ModelDims, tp: int) -> BlockLayout:
     return BlockLayout.in_order(blocks=1, shares=sections, sections=sections)
 
 
+def tensor_parallel_size(site: Site, facts: RunFacts) -> int:
+    """Ranks that split one weight of a site: TP, or ETP within an expert."""
+    return facts.etp if site.experts else facts.tp
+
+
 def _plan(
     plugin: SelectedPlugin,
     site: Site,
@@ -202,25 +220,39 @@ def _plan(
     lora: LoraConfig,
     facts: RunFacts,
 ) -> SitePlan:
-    layout = site_layout(site, dims, facts.tp)
-    region = region_of(site.kind, facts)
+    tp = tensor_parallel_size(site, facts)
+    layout = site_layout(site, dims, tp)
+    region = ExpertRegion(etp=facts.etp, ep=facts.ep) if site.experts else region_of(site.kind, facts)
+    experts = dims.resolve(site.experts) if site.experts else None
     rows = []
     for factor in ("A", "B"):
         for position, index in enumerate(adapted):
             member = members[index]
             width, out = dims.resolve(member.projection.in_dim), layout.rows(index)
             raise_if_any(f"cannot adapt {member.hf}:", _rank_too_large(lora.rank, width, out))
-            split_rows = factor == "B" and site.kind is SiteKind.COLUMN and facts.tp > 1
-            split_columns = factor == "A" and site.kind is SiteKind.ROW and facts.tp > 1
+            split_rows = factor == "B" and site.kind is SiteKind.COLUMN and tp > 1
+            split_columns = factor == "A" and site.kind is SiteKind.ROW and tp > 1
             partition_dim = 0 if split_rows else 1 if split_columns else -1
+            full: tuple[int, ...] = (lora.rank, width) if factor == "A" else (out, lora.rank)
             if factor == "A":
-                full = (lora.rank, width)
-                local = (lora.rank, width // facts.tp if split_columns else width)
-                sections = (Section(hf=lora.rank, local=lora.rank),)
+                sections: tuple[Section, ...] = (Section(hf=lora.rank, local=lora.rank),)
+                local: tuple[int, ...] = (lora.rank, width // (tp if split_columns else 1))
             else:
-                full = (out, lora.rank)
-                sections = layout.split(index, facts.tp if site.kind is SiteKind.COLUMN else 1)
+                sections = layout.split(index, tp if site.kind is SiteKind.COLUMN else 1)
                 local = (sum(section.local for section in sections), lora.rank)
+            shared, expert_dim = False, -1
+            if experts is not None:
+                # The factor on the hidden side may be shared: every expert reads and writes the same residual stream.
+                shared = lora.expert_sharing == "outer" and (factor == "A") == (site.kind is SiteKind.COLUMN)
+                count = 1 if shared else experts
+                expert_dim = 0 if facts.ep > 1 and not shared else -1
+                full = (count, *full)
+                local = (count // facts.ep if expert_dim == 0 else count, *local)
+                partition_dim += 1 if partition_dim >= 0 else 0
+            if isinstance(region, ExpertRegion):
+                group = region.sum_group(partition_dim, shared)
+            else:
+                group = region.sum_group(partition_dim)
             row = ParamRow(
                 hf_module=member.hf,
                 layer=layer,
@@ -232,9 +264,11 @@ def _plan(
                 local_shape=local,
                 sections=sections,
                 partition_dim=partition_dim,
-                grad_sum_group=region.sum_group(partition_dim),
-                expert=False,
-                init_key=f"{member.hf}.lora_{factor}",
+                expert_dim=expert_dim,
+                grad_sum_group=group,
+                expert=experts is not None,
+                packed=experts is not None and lora.expert_sharing == "outer",
+                init_key=f"{packed_name(member.hf) if shared else member.hf}.lora_{factor}",
                 hf_name="",
                 serving_names={},
                 dtype=lora.dtype,

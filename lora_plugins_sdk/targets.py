@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from lora_plugins_sdk.architecture import Architecture
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
-from lora_plugins_sdk.site import Projection, Site
+from lora_plugins_sdk.site import EXPERT, Projection, Site, packed_name
 
 ALL_LINEAR = "all-linear"
 # Far above any model; a damaged config would fill the memory with names instead.
@@ -27,8 +27,8 @@ class Candidate:
 
     @property
     def hf(self) -> str:
-        """Full HF module name, for example `model.layers.3.self_attn.q_proj`."""
-        return self.projection.hf.format(layer=self.layer)
+        """Full HF module name, for example `model.layers.3.self_attn.q_proj`; `{expert}` stands for all experts."""
+        return self.projection.hf.format(layer=self.layer, expert=EXPERT)
 
     @property
     def host(self) -> str:
@@ -36,12 +36,16 @@ class Candidate:
         return self.site.path.format(layer=self.layer)
 
     def matches(self, target: str) -> bool:
-        """Whether a target names this projection: a path suffix, or a wildcard over the full HF or host path."""
+        """Whether a target names this projection: a path suffix, or a wildcard over the full HF or host path.
+
+        Experts are named together, with or without `{expert}`.
+        """
         if target == ALL_LINEAR:
             return self.site.all_linear
+        paths = (self.hf, packed_name(self.hf), self.host)
         if any(sign in target for sign in "*?["):
-            return fnmatchcase(self.hf, target) or fnmatchcase(self.host, target)
-        return any(path == target or path.endswith(f".{target}") for path in (self.hf, self.host))
+            return any(fnmatchcase(path, target) for path in paths)
+        return any(path == target or path.endswith(f".{target}") for path in paths)
 
 
 def candidates(architecture: Architecture, hf_config: Mapping[str, object]) -> list[Candidate]:

@@ -9,7 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from lora_plugins_sdk import LoraAdapter, ParamRow, SelectedPlugin, gather, peft_export, peft_import, scatter
+from lora_plugins_sdk import (
+    LoraAdapter,
+    ParallelRun,
+    ParamRow,
+    SelectedPlugin,
+    gather,
+    peft_export,
+    peft_import,
+    scatter,
+)
 from lora_plugins_sdk.factors import LoraFactors
 from mutants.mutant import seeded
 from mutants.places import FC1, HEAD, PP2, PROJ, QKV, TP2
@@ -41,7 +50,7 @@ def export_shares_memory() -> Iterator[None]:
         }
         return right(adapter, *of) | own
 
-    with wrapped(gather, "_over_tensor_parallel", share):
+    with wrapped(gather, "_of_stage", share):
         yield
 
 
@@ -54,7 +63,7 @@ def shards_joined_in_the_wrong_order() -> Iterator[None]:
         keys = [row.init_key for row in adapter.table.rows if _key(row, FC1, "B")] if adapter.run.facts.tp > 1 else []
         return full | {key: torch.cat(full[key].chunk(2)[::-1]) for key in keys}
 
-    with wrapped(gather, "_over_tensor_parallel", swap):
+    with wrapped(gather, "_of_stage", swap):
         yield
 
 
@@ -67,7 +76,7 @@ def padding_exported() -> Iterator[None]:
         keys = [row.init_key for row in adapter.table.rows if _key(row, HEAD, "B")] if adapter.run.facts.tp > 1 else []
         return full | {key: torch.cat([full[key], torch.zeros(1, rank)]) for key in keys}
 
-    with wrapped(gather, "_over_tensor_parallel", pad):
+    with wrapped(gather, "_of_stage", pad):
         yield
 
 
@@ -184,9 +193,9 @@ def stacked_in_another_order() -> Iterator[None]:
 def import_cuts_the_other_rank_s_shard() -> Iterator[None]:
     """Each TP rank loads the shard of the other one."""
 
-    def cut(right: Any, row: ParamRow, full: torch.Tensor, tp_rank: int) -> torch.Tensor:
+    def cut(right: Any, row: ParamRow, full: torch.Tensor, run: ParallelRun) -> torch.Tensor:
         split = row.full_shape[1] != row.local_shape[1]
-        return right(row, full, 1 - tp_rank if _key(row, PROJ, "A") and split else tp_rank)
+        return right(row, full, replace(run, tp_rank=1 - run.tp_rank) if _key(row, PROJ, "A") and split else run)
 
     with wrapped(scatter, "shard", cut):
         yield

@@ -9,8 +9,9 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from lora_plugins_sdk import ParamRow
+from lora_plugins_sdk import ParallelRun, ParamRow
 from lora_plugins_sdk.init import full_initial_factor, initial_factor
+from lora_plugins_sdk.shards import Place
 from mutants.mutant import seeded
 from mutants.places import ANYWHERE, DP2, FC2, PROJ, QKV, TP2
 from mutants.seams import initial_values_changed
@@ -20,8 +21,8 @@ from mutants.seams import initial_values_changed
 def a_drawn_per_tensor_parallel_rank() -> Iterator[None]:
     """A replicated A is drawn from a seed that the TP rank enters."""
 
-    def value(row: ParamRow, seed: int, tp_rank: int) -> torch.Tensor:
-        return initial_factor(row, seed + (tp_rank if row.host_module == QKV else 0), tp_rank)
+    def value(row: ParamRow, seed: int, place: Place) -> torch.Tensor:
+        return initial_factor(row, seed + (place.tp_rank if row.host_module == QKV else 0), place)
 
     with initial_values_changed(value):
         yield
@@ -31,8 +32,8 @@ def a_drawn_per_tensor_parallel_rank() -> Iterator[None]:
 def a_drawn_per_data_parallel_rank() -> Iterator[None]:
     """A is drawn from a seed that the global rank enters, so that data parallel replicas differ."""
 
-    def value(row: ParamRow, seed: int, tp_rank: int) -> torch.Tensor:
-        return initial_factor(row, seed + (dist.get_rank() if row.host_module == QKV else 0), tp_rank)
+    def value(row: ParamRow, seed: int, place: Place) -> torch.Tensor:
+        return initial_factor(row, seed + (dist.get_rank() if row.host_module == QKV else 0), place)
 
     with initial_values_changed(value):
         yield
@@ -42,8 +43,8 @@ def a_drawn_per_data_parallel_rank() -> Iterator[None]:
 def shards_drawn_alike() -> Iterator[None]:
     """Both ranks draw their shard of a row-parallel A from one state."""
 
-    def value(row: ParamRow, seed: int, tp_rank: int) -> torch.Tensor:
-        return initial_factor(row, seed, 0 if row.host_module == PROJ else tp_rank)
+    def value(row: ParamRow, seed: int, place: Place) -> torch.Tensor:
+        return initial_factor(row, seed, ParallelRun.single() if row.host_module == PROJ else place)
 
     with initial_values_changed(value):
         yield
@@ -53,9 +54,9 @@ def shards_drawn_alike() -> Iterator[None]:
 def spread_of_the_local_fan_in() -> Iterator[None]:
     """A row-parallel A is spread by its local fan-in, so it is wider under TP."""
 
-    def value(row: ParamRow, seed: int, tp_rank: int) -> torch.Tensor:
+    def value(row: ParamRow, seed: int, place: Place) -> torch.Tensor:
         wider = math.sqrt(row.full_shape[1] / row.local_shape[1]) if row.host_module == FC2 else 1.0
-        return initial_factor(row, seed, tp_rank) * (wider if row.factor == "A" else 1.0)
+        return initial_factor(row, seed, place) * (wider if row.factor == "A" else 1.0)
 
     with initial_values_changed(value):
         yield
@@ -65,8 +66,8 @@ def spread_of_the_local_fan_in() -> Iterator[None]:
 def one_draw_for_all_layers() -> Iterator[None]:
     """The name does not enter the seed, so equal shapes get equal values."""
 
-    def value(row: ParamRow, seed: int, tp_rank: int) -> torch.Tensor:
-        return initial_factor(replace(row, init_key="A"), seed, tp_rank)
+    def value(row: ParamRow, seed: int, place: Place) -> torch.Tensor:
+        return initial_factor(replace(row, init_key="A"), seed, place)
 
     with initial_values_changed(value):
         yield
@@ -76,10 +77,10 @@ def one_draw_for_all_layers() -> Iterator[None]:
 def b_not_zero() -> Iterator[None]:
     """One B starts at random values, so that a fresh adapter changes the policy."""
 
-    def value(row: ParamRow, seed: int, tp_rank: int) -> torch.Tensor:
+    def value(row: ParamRow, seed: int, place: Place) -> torch.Tensor:
         if (row.host_module, row.factor) == (PROJ, "B"):
             return full_initial_factor(replace(row, factor="A"), seed)
-        return initial_factor(row, seed, tp_rank)
+        return initial_factor(row, seed, place)
 
     with initial_values_changed(value):
         yield

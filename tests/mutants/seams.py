@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from lora_plugins_sdk import ParallelRun, ParamRow, RunFacts, SelectedPlugin, SitePlan, branch, factors, table
+from lora_plugins_sdk.shards import Place
 
 Delta = Callable[..., torch.Tensor]
 
@@ -57,8 +58,8 @@ def collectives_callable() -> AbstractContextManager[Any]:
     return patch.object(branch, "apply_collective", apply)
 
 
-def initial_values_changed(change: Callable[[ParamRow, int, int], torch.Tensor]) -> AbstractContextManager[Any]:
-    """Each factor's initial local value from `change(row, seed, tp_rank)`."""
+def initial_values_changed(change: Callable[[ParamRow, int, Place], torch.Tensor]) -> AbstractContextManager[Any]:
+    """Each factor's initial local value from `change(row, seed, place)`."""
     return patch.object(factors, "initial_factor", change)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from lora_plugins_sdk import ParamRow, RunFacts, factors
+from lora_plugins_sdk import ParallelRun, ParamRow, RunFacts, factors
 from lora_plugins_sdk.testing.conformance import Level
 from mutants.mutant import seeded
 from mutants.places import FC1, FC2, PROJ, QKV, TP2, TP2_SP
@@ -24,8 +24,8 @@ def _tag(module: str, factor: str, group: str | None) -> Any:
 
 
 def _mark(module: str, param: str, **marks: Any) -> Any:
-    def tag(right: Any, parameter: nn.Parameter, rows: list[ParamRow]) -> None:
-        right(parameter, rows)
+    def tag(right: Any, parameter: nn.Parameter, rows: list[ParamRow], run: ParallelRun) -> None:
+        right(parameter, rows, run)
         if (rows[0].host_module, rows[0].param) == (module, param):
             for name, value in marks.items():
                 setattr(parameter, name, value)

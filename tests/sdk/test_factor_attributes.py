@@ -46,7 +46,7 @@ def test_shards_of_any_factor_are_the_whole_and_zero_padding(
     rows = derive_table(PLUGIN, config, lora, RunFacts(tp=tp)).rows
     row = data.draw(st.sampled_from(rows))
     full = torch.randn(row.full_shape)
-    parts = [shard(row, full, rank) for rank in range(tp)]
+    parts = [shard(row, full, ParallelRun(facts=RunFacts(tp=tp), tp_rank=rank)) for rank in range(tp)]
     assert all(part.shape == row.local_shape for part in parts)
     if row.partition_dim == -1:
         assert all(torch.equal(part, full) for part in parts)

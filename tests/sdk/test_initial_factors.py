@@ -6,12 +6,16 @@ import pytest
 import torch
 from sdk_toy import ARCHITECTURE, HF_CONFIG
 
-from lora_plugins_sdk import LoraConfig, ParamRow, RunFacts, SelectedPlugin, derive_table
+from lora_plugins_sdk import LoraConfig, ParallelRun, ParamRow, RunFacts, SelectedPlugin, derive_table
 from lora_plugins_sdk.init import full_initial_factor, initial_factor
 
 PLUGIN = SelectedPlugin.of(ARCHITECTURE)
 WIDE = HF_CONFIG | {"hidden_size": 512, "intermediate_size": 768, "num_attention_heads": 4, "patch_size": 64}
 TARGETS = ("all-linear", "lm_head")
+
+
+def rank_of(facts: RunFacts, tp_rank: int) -> ParallelRun:
+    return ParallelRun(facts=facts, tp_rank=tp_rank)
 
 
 def rows(facts: RunFacts, config: dict = HF_CONFIG, **options: object) -> tuple[ParamRow, ...]:
@@ -31,7 +35,7 @@ def test_a_has_the_spread_of_the_full_fan_in() -> None:
     for facts in (RunFacts(), RunFacts(tp=2)):
         for row in rows(facts, WIDE):
             if row.factor == "A":
-                local = initial_factor(row, 0, tp_rank=facts.tp - 1)
+                local = initial_factor(row, 0, rank_of(facts, facts.tp - 1))
                 expected = 1 / math.sqrt(3 * row.full_shape[1])
                 assert local.std().item() == pytest.approx(expected, rel=0.12), row.init_key
                 assert local.abs().max().item() <= 1 / math.sqrt(row.full_shape[1])
@@ -40,7 +44,7 @@ def test_a_has_the_spread_of_the_full_fan_in() -> None:
 @pytest.mark.parametrize("facts", [RunFacts(tp=2), RunFacts(tp=2, sequence_parallel=True)], ids=["tp", "sp"])
 def test_shards_put_together_are_the_one_process_factor(facts: RunFacts) -> None:
     for row, whole in zip(rows(facts), rows(RunFacts()), strict=True):
-        parts = [initial_factor(row, 0, rank) for rank in range(2)]
+        parts = [initial_factor(row, 0, rank_of(facts, rank)) for rank in range(2)]
         assert all(part.shape == row.local_shape for part in parts)
         full = full_initial_factor(whole, seed=0)
         if row.partition_dim == -1:
@@ -53,7 +57,8 @@ def test_shards_of_a_row_parallel_a_differ() -> None:
     """B11: one random state on all TP ranks would give identical shards."""
     sharded = [row for row in rows(RunFacts(tp=2)) if row.factor == "A" and row.partition_dim == 1]
     assert sharded
-    assert not any(torch.equal(initial_factor(row, 0, 0), initial_factor(row, 0, 1)) for row in sharded)
+    one, other = (rank_of(RunFacts(tp=2), rank) for rank in range(2))
+    assert not any(torch.equal(initial_factor(row, 0, one), initial_factor(row, 0, other)) for row in sharded)
 
 
 def test_seed_and_name_decide() -> None:
@@ -75,4 +80,4 @@ def test_the_global_generator_is_left_alone() -> None:
 def test_storage_dtype() -> None:
     row = rows(RunFacts(), dtype="bfloat16")[0]
     exact = full_initial_factor(row, 0)
-    assert torch.equal(initial_factor(row, 0, 0), exact.to(torch.bfloat16))
+    assert torch.equal(initial_factor(row, 0, ParallelRun.single()), exact.to(torch.bfloat16))

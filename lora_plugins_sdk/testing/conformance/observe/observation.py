@@ -47,7 +47,7 @@ class RankObservation(Pass):
 
     Args:
         rank: global rank.
-        tp_rank, pp_rank, dp_rank: its place.
+        tp_rank, pp_rank, dp_rank, etp_rank, ep_rank: its place.
         positions: of each sequence, that it was given.
         linears: class of each adapted host linear on this rank.
         counted: whether this rank counts a factor in the gradient norm, by the host's own marks.
@@ -62,6 +62,8 @@ class RankObservation(Pass):
     tp_rank: int
     pp_rank: int
     dp_rank: int
+    etp_rank: int
+    ep_rank: int
     positions: Tensor
     linears: dict[str, str]
     counted: dict[str, bool]
@@ -96,6 +98,8 @@ def observe(subject: Subject, directory: Path, problem: Problem) -> RankObservat
         tp_rank=run.tp_rank,
         pp_rank=run.pp_rank,
         dp_rank=run.dp_rank,
+        etp_rank=run.etp_rank,
+        ep_rank=run.ep_rank,
         positions=my_positions(run, problem.tokens.shape[-1]),
         linears={name: _class_name(module) for name, module in adapted_linears(adapter).items()},
         logits=first.logits,

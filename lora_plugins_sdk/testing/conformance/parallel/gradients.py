@@ -38,7 +38,7 @@ def _gradients(context: Context, layout: Layout) -> Iterator[Finding]:
 
 
 def _wrong(ranks: Ranks, row: ParamRow, seen: RankObservation) -> Finding | None:
-    actual, expected = seen.grads[row.init_key], shard(row, ranks.alone.grads[row.init_key], seen.tp_rank)
+    actual, expected = seen.grads[row.init_key], shard(row, ranks.alone.grads[row.init_key], seen)
     error = relative_error(actual, expected)
     if error <= BOUND:
         return None

@@ -32,8 +32,8 @@ def _two_steps(context: Context, layout: Layout) -> Iterator[Finding]:
             if row.init_key not in seen.stepped:
                 continue
             context.exercised([row.host_module])
-            actual = seen.stepped[row.init_key] - shard(row, start[row.init_key], seen.tp_rank)
-            expected = shard(row, moved, seen.tp_rank)
+            actual = seen.stepped[row.init_key] - shard(row, start[row.init_key], seen)
+            expected = shard(row, moved, seen)
             error = relative_error(actual, expected)
             if not error <= BOUND:
                 cause = likely_cause(actual, expected, Suspects(ratios=parallel_ratios(layout), fallback=_STEPS))
