@@ -85,7 +85,18 @@ class MergeSync:
             self._bring_back(index, self._now)
 
     def close(self) -> None:
-        """See `PolicySync.close`."""
+        """See `PolicySync.close`. Engines that stop with this run keep what they have."""
+        if not self._group.ours:
+            self.restore_base()
+
+    def restore_base(self) -> None:
+        """Give the engines the base's own weights back, as far as they answer."""
+        with self._publishing, self._versions.exclusively(DRAIN_SECONDS):
+            pristine = self._folder.pristine()
+            _, failed = self._push(pristine, self._now.folds.keys(), range(len(self._group.clients)))
+            for index, error in failed.items():
+                self._group.say(f"engine {self._group.clients[index].name} could not go back to the base: {error}")
+            self._now = pristine
 
     def _replace(self, folded: FoldedVersion) -> int:
         """Put a version on every engine, or what they had before on every engine and an error."""

@@ -77,5 +77,5 @@ class PolicySync(Protocol):
         ...
 
     def close(self) -> None:
-        """Take this run's adapters from engines that still answer, and from shared storage. No request may follow."""
+        """Leave nothing of this run on engines that outlive it, nor on shared storage. No request may follow."""
         ...
