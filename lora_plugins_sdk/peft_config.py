@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from lora_plugins_sdk.config import LoraConfig
@@ -97,6 +97,33 @@ def plain_lora_problems(config: Mapping[str, Any]) -> Iterator[Diagnostic]:
             reason="its initial values were subtracted from the base weights, so it does not fit the base as it is",
             cure="convert it with PEFT's path_initial_model_for_weight_conversion",
         )
+
+
+def minimal_config(config: Mapping[str, Any], modules: Iterable[str]) -> dict[str, Any]:
+    """A config of plain LoRA with the keys that every PEFT version knows (`use_rslora` only when it is set).
+
+    Args:
+        config: the adapter's own, of plain LoRA.
+        modules: modules that the adapter holds. They are named in full where the config selects them by other keys
+            than `target_modules`, or by a pattern.
+    """
+    targets = config.get("target_modules")
+    selected = any(config.get(key) for key in ("exclude_modules", "layers_to_transform", "target_parameters"))
+    plain = isinstance(targets, list) and targets and all(isinstance(one, str) for one in targets) and not selected
+    minimal: dict[str, Any] = {
+        "base_model_name_or_path": config.get("base_model_name_or_path") or "",
+        "bias": "none",
+        "inference_mode": True,
+        "lora_alpha": config["lora_alpha"],
+        "lora_dropout": config.get("lora_dropout") or 0.0,
+        "peft_type": "LORA",
+        "r": config["r"],
+        "target_modules": sorted(targets if plain and isinstance(targets, list) else set(modules)),
+        "task_type": config.get("task_type") or "CAUSAL_LM",
+    }
+    if config.get("use_rslora"):
+        minimal["use_rslora"] = True
+    return minimal
 
 
 def read_lora_config(config: Mapping[str, Any]) -> LoraConfig:

@@ -11,6 +11,7 @@ from lora_plugins_sdk.adapter import LoraAdapter, Model, adapter_of
 from lora_plugins_sdk.adapter_meta import AdapterOrigin
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.gather import gather_factors
+from lora_plugins_sdk.peft_config import minimal_config
 from lora_plugins_sdk.peft_files import PeftAdapter
 from lora_plugins_sdk.targets import candidates
 
@@ -67,20 +68,15 @@ def _not_finite(tensors: Mapping[str, torch.Tensor]) -> Iterator[Diagnostic]:
 def peft_config(adapter: LoraAdapter, base_model_name_or_path: str = "") -> dict[str, Any]:
     """`adapter_config.json` with the keys that every PEFT version knows (`use_rslora` only when it is set)."""
     lora = adapter.table.lora
-    config: dict[str, Any] = {
+    config = {
         "base_model_name_or_path": base_model_name_or_path,
-        "bias": "none",
-        "inference_mode": True,
         "lora_alpha": int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha,
         "lora_dropout": lora.dropout,
-        "peft_type": "LORA",
         "r": lora.rank,
         "target_modules": _target_modules(adapter),
-        "task_type": "CAUSAL_LM",
+        "use_rslora": lora.use_rslora,
     }
-    if lora.use_rslora:
-        config["use_rslora"] = True
-    return config
+    return minimal_config(config, ())
 
 
 def _target_modules(adapter: LoraAdapter) -> list[str]:

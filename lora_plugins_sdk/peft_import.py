@@ -44,6 +44,12 @@ def import_adapter(model: Model, saved: PeftAdapter) -> None:
 
 def _config_problems(adapter: LoraAdapter, saved: PeftAdapter) -> Iterator[Diagnostic]:
     lora, config = adapter.table.lora, saved.config
+    if saved.origin is not None and saved.origin.engine is not None:
+        yield Diagnostic(
+            subject="this adapter",
+            reason=f"is an export for {saved.origin.engine}, under names and targets of that engine's own",
+            cure="give the PEFT directory that it was exported from",
+        )
     yield from plain_lora_problems(config)
     expected = {"r": lora.rank, "lora_alpha": lora.alpha}
     for key, value in expected.items():

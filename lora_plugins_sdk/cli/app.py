@@ -10,6 +10,7 @@ from lora_plugins_sdk.cli.check import check
 from lora_plugins_sdk.cli.describe import describe
 from lora_plugins_sdk.cli.diff_adapters import diff
 from lora_plugins_sdk.cli.doctor import doctor
+from lora_plugins_sdk.cli.export_adapter import export_adapter
 from lora_plugins_sdk.cli.inspect_adapter import inspect_adapter
 from lora_plugins_sdk.cli.list_plugins import list_plugins
 from lora_plugins_sdk.cli.merge import merge
@@ -27,6 +28,7 @@ app.command("describe")(describe)
 app.command("doctor")(doctor)
 app.command("check")(check)
 app.command("merge")(merge)
+app.command("export")(export_adapter)
 app.command("inspect")(inspect_adapter)
 app.command("diff")(diff)
 

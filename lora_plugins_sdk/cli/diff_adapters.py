@@ -14,7 +14,7 @@ from lora_plugins_sdk.cli.render import print_table
 
 
 def diff(
-    one: Annotated[Path, typer.Argument(metavar="A", help="PEFT directory of an adapter.")],
+    one: Annotated[Path, typer.Argument(metavar="A", help="PEFT directory of an adapter, checkpoint or finished run.")],
     other: Annotated[Path, typer.Argument(metavar="B", help="PEFT directory of another.")],
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Largest entry of scale B A that may differ and still count as equal.")
@@ -26,10 +26,11 @@ def diff(
     Factors are not compared by themselves: a rotation within the rank changes them and not the model.
     """
     require_tensors("diff")
+    from lora_plugins_sdk.adapter_files import adapter_directory
     from lora_plugins_sdk.offline.adapter import read_plain_adapter
     from lora_plugins_sdk.offline.diff import diff_adapters
 
-    found = diff_adapters(read_plain_adapter(one), read_plain_adapter(other))
+    found = diff_adapters(*(read_plain_adapter(adapter_directory(path)) for path in (one, other)))
     differs = found.differs(tolerance)
     if as_json:
         print(json.dumps({"differs": differs, **asdict(found)}, indent=2))

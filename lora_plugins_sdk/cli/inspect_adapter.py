@@ -15,6 +15,7 @@ from lora_plugins_sdk.cli.needs import require_tensors
 from lora_plugins_sdk.cli.render import print_table, size_text
 
 if TYPE_CHECKING:
+    from lora_plugins_sdk.adapter_meta import AdapterMeta
     from lora_plugins_sdk.offline.adapter import PlainAdapter
     from lora_plugins_sdk.offline.inspect import BaseFacts, PairFacts
 
@@ -22,7 +23,9 @@ _COLUMNS = ("MODULES", "COUNT", "[OUT, IN]", "|A|", "|B|", "|SCALE B A| MIN", "M
 
 
 def inspect_adapter(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="PEFT directory of an adapter.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="PEFT directory of an adapter, checkpoint or finished run.")
+    ],
     base: Annotated[
         Path | None, typer.Option(help="HF directory: also say what the adapter would change there.")
     ] = None,
@@ -30,19 +33,22 @@ def inspect_adapter(
 ) -> None:
     """Show an adapter's rank, scale, targets and norms; exits with 1 when it does not fit the given base."""
     require_tensors("inspect")
+    from lora_plugins_sdk.adapter_files import adapter_directory
+    from lora_plugins_sdk.adapter_meta import read_meta
     from lora_plugins_sdk.offline.adapter import read_plain_adapter
     from lora_plugins_sdk.offline.inspect import base_facts, pair_facts
 
-    adapter = read_plain_adapter(path)
+    adapter = read_plain_adapter(adapter_directory(path))
+    summary = {**_summary(adapter), **_origin(read_meta(adapter.directory))}
     pairs = pair_facts(adapter)
     against = None if base is None else base_facts(adapter, base)
     if as_json:
-        record = {**_summary(adapter), "modules": [asdict(one) for one in pairs]}
+        record = {**summary, "modules": [asdict(one) for one in pairs]}
         if against is not None:
             record["base"] = asdict(against)
         print(json.dumps(record, indent=2))
     else:
-        for key, value in _summary(adapter).items():
+        for key, value in summary.items():
             print(f"{key:22} {_text(key, value)}")
         print()
         print_table(_COLUMNS, _rows(pairs))
@@ -68,6 +74,13 @@ def _summary(adapter: PlainAdapter) -> dict[str, Any]:
         "bytes": adapter.saved.num_bytes,
         "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}),
     }
+
+
+def _origin(meta: AdapterMeta | None) -> dict[str, Any]:
+    if meta is None:
+        return {"origin": None}
+    versions = {f"{name} version": version for name, version in sorted(meta.versions.items())}
+    return {"origin": "adapter_meta.json; every file is as it was written", **asdict(meta.origin), **versions}
 
 
 def _text(key: str, value: Any) -> str:

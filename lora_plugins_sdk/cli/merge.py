@@ -40,7 +40,7 @@ def _refuse_unmerge(asked: bool) -> None:
 
 def merge(
     base: Annotated[Path, typer.Option(help="HF directory of the base; it is only read.")],
-    adapter: Annotated[Path, typer.Option(help="PEFT directory of the adapter.")],
+    adapter: Annotated[Path, typer.Option(help="PEFT directory of the adapter, checkpoint or finished run.")],
     output: Annotated[Path, typer.Option(help="Directory to make; appears whole or not at all.")],
     dtype: Annotated[
         WeightDtype | None,

@@ -83,7 +83,7 @@ def fit(adapter: PlainAdapter, base: WeightFiles, hf_config: Mapping[str, Any]) 
     problems += [
         *(one for block in sorted(blocks) for one in _turned(block, base)),
         *_left_out(adapter, places, set(users)),
-        *_trained_wholes(adapter, base),
+        *trained_wholes(adapter, base),
     ]
     return Fit(folds=tuple(folds), problems=tuple(problems))
 
@@ -201,7 +201,7 @@ def _left_out(adapter: PlainAdapter, places: BasePlaces, adapted: set[str]) -> I
             )
 
 
-def _trained_wholes(adapter: PlainAdapter, base: WeightFiles) -> Iterator[Diagnostic]:
+def trained_wholes(adapter: PlainAdapter, base: WeightFiles) -> Iterator[Diagnostic]:
     """Whole weights in the adapter that are not the base's own: trained, or of another base."""
     for name, tensor in sorted(adapter.wholes.items()):
         if name not in base.where or not _is_copy(tensor, name, base):

@@ -12,6 +12,7 @@ from lora_plugins_sdk.dims import read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, LoraError
 from lora_plugins_sdk.offline.adapter import PlainAdapter
 from lora_plugins_sdk.offline.fit import fit, kind_of
+from lora_plugins_sdk.offline.origin import origin_problems
 from lora_plugins_sdk.offline.products import product_norm
 from lora_plugins_sdk.selection import load_plugin
 from lora_plugins_sdk.targets import candidates
@@ -88,7 +89,7 @@ def base_facts(adapter: PlainAdapter, base: str | Path) -> BaseFacts:
     """
     config = read_hf_config(base)
     weights = read_weight_files(base)
-    problems = list(fit(adapter, weights, config).problems)
+    problems = [*origin_problems(adapter, Path(base)), *fit(adapter, weights, config).problems]
     plugin, known = _plugin_modules(config)
     if plugin is None:
         kinds = {kind_of(module) for module in adapter.pairs}

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lora_plugins_sdk.adapter_files import adapter_directory
 from lora_plugins_sdk.dims import read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.json_files import read_json_object
 from lora_plugins_sdk.offline.adapter import PlainAdapter, read_plain_adapter
 from lora_plugins_sdk.offline.base_files import OtherFiles, other_files
 from lora_plugins_sdk.offline.fit import FOLDABLE, Fold, by_tensor, fit
+from lora_plugins_sdk.offline.origin import origin_problems
 from lora_plugins_sdk.offline.products import product_norm
 from lora_plugins_sdk.offline.shard import WrittenShard, stored_dtype, write_shard
 from lora_plugins_sdk.offline.workers import run_all
@@ -90,7 +92,7 @@ def plan_merge(base: str | Path, adapter: str | Path, output: str | Path, dtype:
 
     Args:
         base: HF directory.
-        adapter: PEFT directory.
+        adapter: PEFT directory, checkpoint or finished run.
         output: directory to make.
         dtype: `float32`, `bfloat16` or `float16` for every floating point tensor; None keeps each one's own.
 
@@ -101,11 +103,12 @@ def plan_merge(base: str | Path, adapter: str | Path, output: str | Path, dtype:
     refuse_output(output)
     if output.resolve().is_relative_to(directory.resolve()):
         raise LoraError(str(output), reason="lies in the base directory", cure="give a place outside of it")
-    saved = read_plain_adapter(adapter)
+    saved = read_plain_adapter(adapter_directory(adapter))
     weights = read_weight_files(directory)
     found = fit(saved, weights, read_hf_config(directory))
     raise_if_any(
-        f"{saved.directory} cannot be merged into {directory}:", [*found.problems, *_dtype_problems(weights, dtype)]
+        f"{saved.directory} cannot be merged into {directory}:",
+        [*origin_problems(saved, directory), *found.problems, *_dtype_problems(weights, dtype)],
     )
     code = _code(dtype)
     changes = any(stored_dtype(weights.tensor(name), code) != weights.tensor(name).dtype for name in weights.where)

@@ -54,9 +54,9 @@ class Place:
 
 
 def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a HF config."""
+    """The keys of a language model: those of the config, and of its `text_config` where there is one."""
     part = hf_config.get("text_config")
-    return part if isinstance(part, Mapping) else hf_config
+    return {**hf_config, **part} if isinstance(part, Mapping) else hf_config
 
 
 def family_of(hf_config: Mapping[str, Any]) -> str:

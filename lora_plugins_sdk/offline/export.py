@@ -1,0 +1,151 @@
+"""Write an adapter anew: as PEFT directory with a config that every PEFT reads, or in the form of a serving engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lora_plugins_sdk.adapter_files import adapter_directory, adapter_weights
+from lora_plugins_sdk.adapter_meta import AdapterOrigin
+from lora_plugins_sdk.dims import read_hf_config
+from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
+from lora_plugins_sdk.offline.adapter import PlainAdapter, read_plain_adapter
+from lora_plugins_sdk.offline.fit import trained_wholes
+from lora_plugins_sdk.offline.origin import origin_problems, serving_form
+from lora_plugins_sdk.peft_config import minimal_config
+from lora_plugins_sdk.peft_files import PeftAdapter, write_adapter
+from lora_plugins_sdk.serving.sglang import ENGINE as SGLANG
+from lora_plugins_sdk.serving.sglang import for_sglang
+from lora_plugins_sdk.staging import refuse_output
+from lora_plugins_sdk.weight_files import read_weight_files
+
+PEFT = "peft"
+FORMS = (PEFT, SGLANG)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportReport:
+    """What an export wrote.
+
+    Args:
+        directory: the new directory.
+        files: names of its tensor files.
+        tensors: how many tensors they hold.
+        num_bytes: size of those.
+        left_out: what of the source is not in it, each with the reason.
+        engine_arguments: what the engine must be started with to serve it; empty for PEFT.
+    """
+
+    directory: Path
+    files: tuple[str, ...]
+    tensors: int
+    num_bytes: int
+    left_out: Mapping[str, str]
+    engine_arguments: tuple[str, ...]
+
+
+def export_files(
+    source: str | Path,
+    output: str | Path,
+    *,
+    form: str = PEFT,
+    base: str | Path | None = None,
+    max_shard_bytes: int | None = None,
+) -> ExportReport:
+    """Export an adapter directory, or the adapter of a checkpoint. The same adapter gives the same bytes.
+
+    Args:
+        source: PEFT directory, checkpoint or finished run.
+        output: directory to make; appears whole or not at all.
+        form: one of `FORMS`.
+        base: HF directory of the base. An engine's form follows its config; left out, the directory that the adapter's
+            config names is taken. Whole weights in the adapter are compared with it.
+        max_shard_bytes: as for `write_adapter`.
+
+    Raises:
+        LoraError: the adapter is damaged, no plain LoRA or of another base; the engine cannot serve it; the output
+            exists or cannot be written.
+    """
+    if form not in FORMS:
+        raise LoraError(f"form {form!r}", reason="is unknown", cure=f"use one of {', '.join(FORMS)}")
+    output = Path(output)
+    refuse_output(output)
+    adapter = read_plain_adapter(adapter_directory(source))
+    base = None if base is None else Path(base)
+    problems = [*serving_form(adapter)] if base is None else [*origin_problems(adapter, base)]
+    raise_if_any(f"{adapter.directory} cannot be exported:", [*problems, *_wholes(adapter, base)])
+    plain = {name: tensor for name, tensor in adapter.saved.tensors.items() if ".lora_" in name}
+    left_out = {name: "the base's own weight" for name in adapter.saved.tensors.keys() - plain.keys()}
+    arguments: tuple[str, ...] = ()
+    if form == PEFT:
+        exported = _for_peft(adapter, plain)
+    else:
+        served = for_sglang(plain, adapter.config, _hf_config(adapter, base))
+        left_out |= {module: "its delta is zero, and SGLang serves no LoRA there" for module in served.left_out}
+        exported = PeftAdapter(
+            tensors=served.tensors,
+            config=served.config,
+            origin=replace(adapter.saved.origin or AdapterOrigin(), engine=SGLANG),
+        )
+        arguments = _sglang_arguments(exported.config, output, served.shared_outer_experts)
+    write_adapter(exported, output, max_shard_bytes=max_shard_bytes)
+    return ExportReport(
+        directory=output,
+        files=tuple(sorted(adapter_weights(output).headers)),
+        tensors=len(exported.tensors),
+        num_bytes=exported.num_bytes,
+        left_out=dict(sorted(left_out.items())),
+        engine_arguments=arguments,
+    )
+
+
+def _for_peft(adapter: PlainAdapter, tensors: Mapping[str, torch.Tensor]) -> PeftAdapter:
+    modules = {name.removeprefix("base_model.model.").rsplit(".lora_", 1)[0] for name in tensors}
+    return PeftAdapter(tensors=tensors, config=minimal_config(adapter.config, modules), origin=adapter.saved.origin)
+
+
+def _wholes(adapter: PlainAdapter, base: Path | None) -> Iterator[Diagnostic]:
+    """Weights that were saved along: none is exported, so each must be the base's own."""
+    if not adapter.wholes:
+        return
+    if base is not None:
+        yield from trained_wholes(adapter, read_weight_files(base))
+        return
+    for name in sorted(adapter.wholes):
+        yield Diagnostic(
+            subject=name,
+            reason="is in the adapter as a whole weight and would be left out; only the base tells if it is its own",
+            cure="give the base (--base)",
+        )
+
+
+def _hf_config(adapter: PlainAdapter, base: Path | None) -> Mapping[str, Any]:
+    """The base's config."""
+    named = adapter.config.get("base_model_name_or_path")
+    if base is None and isinstance(named, str) and os.path.isfile(Path(named) / "config.json"):
+        base = Path(named)
+    if base is None:
+        raise LoraError(
+            "--base",
+            reason=f"is needed: the form depends on the base's config.json, and {named!r} is no directory here",
+            cure="give the HF directory of the base",
+        )
+    return read_hf_config(base)
+
+
+def _sglang_arguments(config: Mapping[str, Any], output: Path, shared_outer: bool | None) -> tuple[str, ...]:
+    arguments = [
+        "--enable-lora",
+        "--max-lora-rank",
+        str(config["r"]),
+        "--lora-target-modules",
+        *config["target_modules"],
+    ]
+    if shared_outer is not None:
+        arguments.append("--experts-shared-outer-loras" if shared_outer else "--no-experts-shared-outer-loras")
+    return (*arguments, "--lora-paths", f"{output.name}={output}")
