@@ -69,15 +69,17 @@ def decode_completion(token_ids: Sequence[int], tokenizer: Any) -> str:
 
 
 def stop_token_ids(model_dir: Path, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end a completion: the tokenizer's end of sequence, and those of generation_config.json if
-    there is one.
+    """Tokens that end a completion: the tokenizer's end of sequence, and those that config.json and
+    generation_config.json declare.
 
-    Chat models often list two there, e.g. end of turn and end of text.
+    Chat models often list two, e.g. end of turn and end of text. Serving engines stop at all of these.
     """
     ids = {int(tokenizer.eos_token_id)}
-    path = model_dir / "generation_config.json"
-    if path.is_file():
-        declared = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        if declared is not None:
-            ids.update([declared] if isinstance(declared, int) else declared)
+    for name in ("config.json", "generation_config.json"):
+        path = model_dir / name
+        held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        for part in (held, held.get("text_config") or {}):
+            declared = part.get("eos_token_id")
+            if declared is not None:
+                ids.update([declared] if isinstance(declared, int) else declared)
     return frozenset(ids)

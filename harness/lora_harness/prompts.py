@@ -40,3 +40,7 @@ class PromptEncoder:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of drawn tokens, special tokens left out."""
         return decode_completion(token_ids, self._tokenizer)
+
+    def decode_token(self, token_id: int) -> str:
+        """Text of one token, also of a special one."""
+        return self._tokenizer.decode([token_id])

@@ -30,6 +30,7 @@ from lora_harness.engines import RolloutEngine, SamplingParams, open_engine
 from lora_harness.engines.capabilities import refuse_unservable
 from lora_harness.launch import run_device, started
 from lora_harness.losses import loss_normaliser
+from lora_harness.parity import GapReport, gap_report, refuse_gap, worst_of
 from lora_harness.phases import PhaseTimer
 from lora_harness.prompts import PromptEncoder
 from lora_harness.ranks import on_every_rank, on_first_rank
@@ -103,7 +104,9 @@ class Trainer:
         self.engine: RolloutEngine = open_engine(config, self.policy.export, device=str(run_device()))
         self.collector = RolloutCollector(self.engine, task, self.encoder, seed=config.seed)
         self.version = 0
-        self._published_at = -1
+        self.gaps: list[GapReport] = []
+        self._published_at = self._compared_at = -1
+        self._skipped = 0
         self.trained_on = PromptDigest()
         self._load()
 
@@ -127,9 +130,12 @@ class Trainer:
             for step in range(resumed.step if resumed else 0, config.steps):
                 row = self.step(step)
                 if config.eval.every and (step + 1) % config.eval.every == 0:
+                    skipped = self._skipped
                     row["bytes_synced"] += self.publish()
+                    row["syncs_skipped"] += self._skipped - skipped
                     row["eval_reward"] = self.evaluate(f"eval/{step}")
                 report.step(row)
+                refuse_gap(self.gaps[-1], config.rollout.max_logprob_gap)
                 if config.checkpoint.every and ((step + 1) % config.checkpoint.every == 0 or step + 1 == config.steps):
                     self.save(step + 1, report, reward_before=before)
             self.publish()
@@ -137,7 +143,8 @@ class Trainer:
             adapter = config.output / "adapter"
             exported = self.policy.export()
             on_first_rank(lambda: write_adapter(self._stamped(exported, config.steps), adapter, replace=True))
-            report.finish(reward_before=before, reward_after=after)
+            worst = max(self.gaps, key=lambda one: one.maximum, default=None)
+            report.finish(reward_before=before, reward_after=after, worst_gap=worst)
         return TrainingResult(output=config.output, adapter=adapter, reward_before=before, reward_after=after)
 
     def save(self, done: int, report: RunReport, *, reward_before: float) -> None:
@@ -147,6 +154,10 @@ class Trainer:
             LoraError: on every rank, when it cannot be written; the earlier ones stay.
         """
         assert self.start.identity is not None, "a run that writes checkpoints knows its identity"
+        if self._published_at != self.policy.updates:
+            # A run that resumes here publishes what it loads; so does this one, or the two would draw differently.
+            self.policy.published.forget()
+            self._compared_at = -1
         tensors = self.policy.checkpoint()
         state = RunState(
             format=1,
@@ -175,6 +186,7 @@ class Trainer:
     def step(self, step: int) -> dict[str, Any]:
         """One training step; returns its row of metrics, the same on every rank."""
         algorithm, phase = self.config.algorithm, PhaseTimer()
+        skipped = self._skipped
         with phase("sync"):
             bytes_synced = self.publish()
         with phase("rollout"):
@@ -187,6 +199,7 @@ class Trainer:
         for one in reports[1:]:
             stats = stats + one.stats
         rollouts = [one for group in groups for one in group]
+        self.gaps.append(self._gap(step, reports, stats.values()["logprob_gap_mean"], rollouts))
         drawn = sum(len(one.completion.token_ids) for one in rollouts)
         return {
             "step": step,
@@ -194,6 +207,7 @@ class Trainer:
             "reward_std": rewards.std(correction=0).item(),
             "degenerate_share": degenerate_share(rewards),
             **stats.values(),
+            "logprob_gap_worst": self.gaps[-1].values(),
             "grad_norm": sum(one.grad_norm for one in reports) / len(reports),
             "lr": learning_rate(step, steps=self.config.steps, optimizer=self.config.optimizer),
             "tokens": drawn,
@@ -201,17 +215,27 @@ class Trainer:
             "truncated_share": sum(one.completion.finish_reason == "length" for one in rollouts) / len(rollouts),
             "adapter_version": rollouts[0].completion.adapter_version,
             "bytes_synced": bytes_synced,
+            "syncs_skipped": self._skipped - skipped,
             "seconds": phase.seconds,
         }
 
     def publish(self) -> int:
-        """Make the adapter as it is now the engine's policy; returns the bytes sent, 0 when it is that already."""
-        if self._published_at == self.policy.updates or self.config.rollout.train_only:
+        """Make the adapter as it is now the engine's policy; returns the bytes sent, 0 when it is that already or has
+        moved so little that the engine keeps what it has (`rollout.delta_skip`)."""
+        if self._compared_at == self.policy.updates or self.config.rollout.train_only:
+            return 0
+        self._compared_at = self.policy.updates
+        small = self.config.rollout.delta_skip
+        if small and self.policy.published.largest_change() <= small:
+            self._skipped += 1
             return 0
         self._published_at = self.policy.updates
         exported = self.policy.export()
         self.version += 1
-        return self.engine.publish(self.version, exported.tensors, exported.config)
+        sent = self.engine.publish(self.version, exported.tensors, exported.config)
+        if small:
+            self.policy.published.remember()
+        return sent
 
     def draw(self, step: int) -> list[list[Rollout]]:
         """The step's completions, one group per prompt."""
@@ -296,6 +320,12 @@ class Trainer:
         if self.start.weights_only or self.config.warm_start.adapter is not None:
             self.publish()
         return self.evaluate("eval/before")
+
+    def _gap(self, step: int, reports: list[UpdateReport], mean: float, rollouts: list[Rollout]) -> GapReport:
+        """The step's gap and its worst token."""
+        worst = worst_of(one.worst for one in reports)
+        assert worst is not None, "every completion has a token"
+        return gap_report(worst, step=step, mean=mean, rollouts=rollouts, encoder=self.encoder)
 
     def _updates(self, sequences: int, step: int) -> Iterator[list[int]]:
         """Rows of each optimizer update: every epoch deals the sequences into minibatches anew."""

@@ -31,6 +31,8 @@ def step_line(row: Mapping[str, float | int], steps: int) -> str:
     ]
     if "eval_reward" in row:
         parts.insert(2, f"held out {row['eval_reward']:.3f}")
+    if row["syncs_skipped"]:
+        parts.append("sync skipped")
     return "  ".join(parts)
 
 

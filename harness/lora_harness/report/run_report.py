@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from lora_harness.config import TrainConfig, dump_config
+from lora_harness.parity import GapReport
 from lora_harness.report.curves import RewardCurve, draw_rewards
 from lora_harness.report.display import RunDisplay
 from lora_harness.report.metrics_file import FILE_NAME, MetricsWriter, flatten, keep_rows
@@ -34,6 +35,7 @@ REQUIRED = {
     "logprob_gap_max",
     "tokens",
     "bytes_synced",
+    "syncs_skipped",
 }
 
 
@@ -171,11 +173,12 @@ class RunReport:
         if broken:
             self._display.say(f"warning: step {flat['step'] + 1} has values that are not finite: {', '.join(broken)}")
 
-    def finish(self, *, reward_before: float, reward_after: float) -> None:
+    def finish(self, *, reward_before: float, reward_after: float, worst_gap: GapReport | None = None) -> None:
         """Write the summary and show what changed.
 
         Args:
             reward_before, reward_after: mean held-out reward before and after training.
+            worst_gap: of the step whose worst token was the worst; None when no step was made.
         """
         if not self._writes:
             return
@@ -184,6 +187,8 @@ class RunReport:
         for done in (0, config.steps):
             self._tensorboard.add_scalar("eval_reward", self._held_out[done], done)
         gaps = [row["logprob_gap_max"] for row in self._rows]
+        if worst_gap is not None:
+            self._display.say(f"largest log-prob gap between trainer and engine: {worst_gap}")
         Summary(
             reward_before=reward_before,
             reward_after=reward_after,

@@ -16,10 +16,12 @@ from lora_harness.batch import Microbatch, StepBatch, microbatches
 from lora_harness.checkpoint.files import Checkpoint
 from lora_harness.logprobs import TokenLogProbs, token_logprobs
 from lora_harness.losses import LossOptions, logprob_gap, policy_loss
+from lora_harness.parity import WorstToken, worst_of, worst_token
 from lora_harness.ranks import on_every_rank
 from lora_harness.token_stats import TokenStats
 from lora_harness.trainer.build import build_policy
 from lora_harness.trainer.optimizer import AdapterOptimizer
+from lora_harness.trainer.published import PublishedFactors
 from lora_plugins_sdk import (
     FrozenAdapter,
     ParallelRun,
@@ -46,10 +48,12 @@ class UpdateReport:
     Args:
         stats: token statistics over the whole update, the same on every rank.
         grad_norm: global gradient norm before clipping.
+        worst: token on which trainer and engine differ most, the same on every rank; None over no token.
     """
 
     stats: TokenStats
     grad_norm: float
+    worst: WorstToken | None
 
 
 class MegatronPolicy:
@@ -61,6 +65,7 @@ class MegatronPolicy:
 
     Attributes:
         updates: optimizer updates made so far.
+        published: the factors that the engine has.
 
     Raises:
         LoraError: the model, its weights or the adapter cannot be had, or the warm-start adapter does not fit.
@@ -72,6 +77,7 @@ class MegatronPolicy:
         self._built = build_policy(config, run)
         self._optimizer = AdapterOptimizer(self._built.adapter.parameters(), config.optimizer, run)
         self.updates = 0
+        self.published = PublishedFactors(self._built.adapter.parameters())
         self._frozen: FrozenAdapter | None = None
         if config.warm_start.adapter is not None:
             self.load_weights(on_every_rank(partial(read_adapter, config.warm_start.adapter)))
@@ -177,7 +183,8 @@ class MegatronPolicy:
         left = list(self._run_schedule(batch, rows, loss, forward_only=False))
         grad_norm = self._optimizer.step(lr)
         self.updates += 1
-        return UpdateReport(stats=self._share([one["stats"] for _, one in left]), grad_norm=grad_norm)
+        stats, worst = self._share([one["stats"] for _, one in left], worst_of(one["worst"] for _, one in left))
+        return UpdateReport(stats=stats, grad_norm=grad_norm, worst=worst)
 
     def _as_reference(self) -> AbstractContextManager[None]:
         return disable_adapters(self._built.chunk) if self._frozen is None else self._frozen.active()
@@ -255,19 +262,24 @@ class MegatronPolicy:
             entropy=values.entropy,
         )
         drawn_by = values.logprobs if before is None else before
-        gap = logprob_gap(drawn_by, batch.rollout_logprobs[micro.rows], mask)
+        engine = batch.rollout_logprobs[micro.rows]
+        gap = logprob_gap(drawn_by, engine, mask)
+        worst = worst_token(drawn_by, engine, mask, micro.rows)
         stats = TokenStats(tokens=stats.tokens, sums=stats.sums | gap.sums, maxima=gap.maxima)
         # megatron-core divides by the microbatches and averages over data parallel ranks; this is a share of a sum.
-        return loss * count * self._run.facts.dp, {"stats": stats}
+        return loss * count * self._run.facts.dp, {"stats": stats, "worst": worst}
 
-    def _share(self, stats: list[TokenStats]) -> TokenStats:
-        """Statistics of the update on every rank: summed over data parallel ranks, told to the other stages."""
-        total: list[TokenStats | None] = [None]
+    def _share(self, stats: list[TokenStats], worst: WorstToken | None) -> tuple[TokenStats, WorstToken | None]:
+        """Statistics and worst token of the update on every rank: taken over data parallel ranks, told to the other
+        stages."""
+        total: list[tuple[TokenStats, WorstToken | None] | None] = [None]
         if self._last_stage:
             summed = stats[0]
             for one in stats[1:]:
                 summed = summed + one
-            total = [summed.all_reduce(self._run.dp_group)]
+            candidates: list[WorstToken | None] = [None] * self._run.facts.dp
+            dist.all_gather_object(candidates, worst, group=self._run.dp_group)
+            total = [(summed.all_reduce(self._run.dp_group), worst_of(candidates))]
         if self._run.facts.pp > 1:
             assert self._run.pp_group is not None
             last = dist.get_global_rank(self._run.pp_group, self._run.facts.pp - 1)
