@@ -40,6 +40,7 @@ def make_row(step: int, **changes: Any) -> dict[str, Any]:
         "logprob_gap_max": 1e-5 * (step + 1),
         "tokens": 100,
         "bytes_synced": 4096,
+        "syncs_skipped": 0,
         "seconds": {"rollout": 1.5, "train": 0.5},
     }
     return row | changes
