@@ -15,6 +15,13 @@ from lora_plugins_sdk.architecture import Architecture, BaseWeight
 from lora_plugins_sdk.block_layout import BlockLayout
 from lora_plugins_sdk.dims import ModelDims, read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
+from lora_plugins_sdk.expert_weights import (
+    ExpertSource,
+    expert_problems,
+    expert_sources,
+    load_expert_weights,
+    local_expert_weights,
+)
 from lora_plugins_sdk.hf_tensors import HfTensors
 from lora_plugins_sdk.host_modules import locate
 from lora_plugins_sdk.host_rows import interleave
@@ -59,15 +66,18 @@ def load_base_weights(
     dims = plugin.architecture.dims(config)
     declared = plugin.base_weights(config)
     parameters = _local_parameters(chunks_of(model), declared)
+    experts = expert_sources(plugin.architecture, config)
+    local_experts = local_expert_weights(chunks_of(model), experts)
     files = HfTensors(hf_directory)
     try:
         sources = list(_sources(declared, dims, plugin.architecture.num_layers))
         raise_if_any(
             f"{hf_directory} does not fit this model:",
             [
-                *_unaccounted(sources, files, dims),
-                *_unsourced(model, parameters, declared, sources, run),
+                *_unaccounted(sources, experts, files, dims),
+                *_unsourced(model, parameters, declared, sources, local_experts, run),
                 *_wrong_shapes(plugin.architecture, config, sources, files),
+                *expert_problems(experts, local_experts, files, run),
             ],
         )
         jobs = [
@@ -77,6 +87,7 @@ def load_base_weights(
         with torch.no_grad():
             for parameter, source, layout in jobs:
                 parameter.copy_(_local_value(source, layout, files, run))
+            load_expert_weights(local_experts, files, run)
     finally:
         files.close()
 
@@ -104,8 +115,11 @@ def _local_parameters(chunks: tuple[nn.Module, ...], declared: Sequence[BaseWeig
     return found
 
 
-def _unaccounted(sources: list[_Source], files: HfTensors, dims: ModelDims) -> Iterator[Diagnostic]:
+def _unaccounted(
+    sources: list[_Source], experts: list[ExpertSource], files: HfTensors, dims: ModelDims
+) -> Iterator[Diagnostic]:
     needed = {name for source in sources for name in source.hf}
+    needed |= {name for source in experts for name in source.names(files)}
     copies = {
         name
         for source in sources
@@ -131,6 +145,7 @@ def _unsourced(
     parameters: dict[str, nn.Parameter],
     declared: Sequence[BaseWeight],
     sources: list[_Source],
+    experts: list[tuple[ExpertSource, dict[int, nn.Parameter]]],
     run: ParallelRun,
 ) -> Iterator[Diagnostic]:
     matched = {source.weight.host for source in sources if source.host in parameters}
@@ -138,6 +153,7 @@ def _unsourced(
     unmatched = [one.host for one in declared if one.host not in matched and not one.tied] if run.facts.pp == 1 else []
     misspelt = f" (declared, but not in the model: {', '.join(unmatched)})" if unmatched else ""
     covered = {id(parameter) for name, parameter in parameters.items() if name in {one.host for one in sources}}
+    covered |= {id(parameter) for _, weights in experts for parameter in weights.values()}
     for chunk in chunks_of(model):
         for name, parameter in chunk.named_parameters():
             if id(parameter) not in covered and ".lora." not in f".{name}":

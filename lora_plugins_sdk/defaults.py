@@ -141,5 +141,6 @@ def lora_base_weights(architecture: Architecture, hf_config: Mapping[str, object
             tied=site.tied,
         )
         for site in architecture.sites
+        if not site.experts  # `expert_weights` reads theirs off the sites
     ]
     return [*from_sites, *architecture.base_weights]

@@ -32,6 +32,10 @@ class HfTensors:
         """Every tensor name."""
         return set(self._files.where)
 
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+        return name in self._files.where
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, without reading it."""
         return self._files.tensor(name).shape
@@ -44,11 +48,15 @@ class HfTensors:
         """Columns `[start, stop)` of a matrix."""
         return self._slice(name, (slice(None), slice(start, stop)))
 
+    def part(self, name: str, *index: int | slice) -> torch.Tensor:
+        """What an index over the leading dimensions selects of a tensor."""
+        return self._slice(name, index)
+
     def close(self) -> None:
         """Close the files."""
         self._open.close()
 
-    def _slice(self, name: str, part: slice | tuple[slice, slice]) -> torch.Tensor:
+    def _slice(self, name: str, part: slice | tuple[int | slice, ...]) -> torch.Tensor:
         file = self._files.where[name]
         path = self._files.directory / file
         try:
