@@ -83,6 +83,12 @@ def agree(claim: Claim, run: ParallelRun) -> list[Claim]:
     return [shards[0] for shards in stages]
 
 
+def from_all_ranks(item: Any, run: ParallelRun) -> list[Any]:
+    """What every rank of the run says, the same list on each. Collective."""
+    over_dp = _gather(_gather(_gather(item, run.tp_group), run.pp_group), run.dp_group)
+    return [one for stages in over_dp for shards in stages for one in shards]
+
+
 def place_on_stages(table: ParameterTable, stages: Sequence[Claim]) -> dict[str, int]:
     """Pipeline stage of every host module of the table.
 

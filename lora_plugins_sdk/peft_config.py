@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -59,6 +60,7 @@ DESCRIPTIVE = frozenset(
         "use_rslora",
     }
 )
+_WHOLE = re.compile(r"base_model\.model\.(?P<module>.+?)(\.base_layer)?\.weight")
 # Initial values that PEFT takes out of the base weights: such an adapter fits the changed base only.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -124,6 +126,17 @@ def minimal_config(config: Mapping[str, Any], modules: Iterable[str]) -> dict[st
     if config.get("use_rslora"):
         minimal["use_rslora"] = True
     return minimal
+
+
+def whole_weights(names: Iterable[str]) -> dict[str, str]:
+    """Adapter tensor name -> HF name, for each that is a whole weight and no factor. PEFT saves the base's own head or
+    embedding along with an adapter that touches them.
+    """
+    return {
+        name: f"{found['module']}.weight"
+        for name in names
+        if ".lora_" not in name and (found := _WHOLE.fullmatch(name))
+    }
 
 
 def read_lora_config(config: Mapping[str, Any]) -> LoraConfig:

@@ -9,14 +9,15 @@ import torch
 from lora_plugins_sdk.adapter import LoraAdapter, Model, adapter_of
 from lora_plugins_sdk.arguments import expect, expect_model
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
-from lora_plugins_sdk.peft_config import plain_lora_problems
+from lora_plugins_sdk.own_base import other_than_the_base
+from lora_plugins_sdk.peft_config import plain_lora_problems, whole_weights
 from lora_plugins_sdk.peft_files import PeftAdapter
 from lora_plugins_sdk.scatter import scatter_factors
 
 
 def import_adapter(model: Model, saved: PeftAdapter) -> None:
     """Load an adapter into the attached one: the exact inverse of `export_adapter`. Every rank calls it with the whole
-    adapter.
+    adapter. Whole base weights that PEFT saved along are compared with the base, and not loaded.
 
     Args:
         model: the model an adapter is attached to.
@@ -25,7 +26,8 @@ def import_adapter(model: Model, saved: PeftAdapter) -> None:
     Raises:
         LoraError: nothing was written. Lists every difference: rank, alpha, rsLoRA or variant in the config; tensors
             that are
-            missing, left over, transposed, of another rank or shape, not floating point, or not finite.
+            missing, left over, transposed, of another rank or shape, not floating point, or not finite; whole weights
+            that are not the base's own.
     """
     expect_model(model)
     expect("saved", saved, PeftAdapter, cure="read it first: read_adapter(directory)")
@@ -33,7 +35,11 @@ def import_adapter(model: Model, saved: PeftAdapter) -> None:
     try:
         raise_if_any(
             "this adapter cannot be loaded:",
-            [*_config_problems(adapter, saved), *_tensor_problems(adapter, saved)],
+            [
+                *_config_problems(adapter, saved),
+                *_tensor_problems(adapter, saved),
+                *other_than_the_base(adapter, saved.tensors),
+            ],
         )
         fulls = {row: adapter.plugin.import_tensor(row, saved.tensors) for row in adapter.table.rows}
     except Exception as error:
@@ -74,7 +80,7 @@ def _tensor_problems(adapter: LoraAdapter, saved: PeftAdapter) -> Iterator[Diagn
             row, torch.empty(row.full_shape, device="meta")
         )
         expected |= {name: tuple(tensor.shape) for name, tensor in named.items()}
-    yield from _names(expected, saved.tensors)
+    yield from _names(expected, saved.tensors.keys() - whole_weights(saved.tensors).keys())
     rank = adapter.table.lora.rank
     saved_rank = saved.config.get("r")
     for name in sorted(expected.keys() & saved.tensors.keys()):

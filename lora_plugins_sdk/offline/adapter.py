@@ -14,12 +14,10 @@ from torch import Tensor
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 from lora_plugins_sdk.offline.packed import is_packed, packed_problems, unpacked
-from lora_plugins_sdk.peft_config import read_lora_config
+from lora_plugins_sdk.peft_config import read_lora_config, whole_weights
 from lora_plugins_sdk.peft_files import PeftAdapter, read_adapter
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
-# PEFT saves the base's own embedding and head along with an adapter that touches them.
-_WHOLE = re.compile(r"base_model\.model\.(?P<module>.+?)(\.base_layer)?\.weight")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,11 +82,7 @@ def plain_adapter(saved: PeftAdapter, directory: Path) -> PlainAdapter:
     """
     lora = read_lora_config(saved.config)
     raise_if_any(f"{directory} is not an adapter of plain LoRA:", _problems(saved.tensors, lora.rank))
-    wholes = {
-        f"{found['module']}.weight": tensor
-        for name, tensor in saved.tensors.items()
-        if (found := _WHOLE.fullmatch(name)) and not _NAME.fullmatch(name)
-    }
+    wholes = {hf: saved.tensors[name] for name, hf in whole_weights(saved.tensors).items()}
     pairs = {pair.module: pair for pair in sorted(_pairs(saved.tensors), key=lambda pair: pair.module)}
     return PlainAdapter(directory=directory, lora=lora, pairs=pairs, wholes=wholes, saved=saved)
 
@@ -111,10 +105,11 @@ def _name(module: str, factor: str) -> str:
 def _problems(tensors: Mapping[str, Tensor], rank: int) -> Iterator[Diagnostic]:
     if not any(_NAME.fullmatch(name) for name in tensors):
         yield Diagnostic(subject="factors", reason="there are none", cure="export the adapter again")
+    wholes = whole_weights(tensors)
     for name, tensor in sorted(tensors.items()):
         found = _NAME.fullmatch(name)
         if found is None:
-            if "lora_" in name or _WHOLE.fullmatch(name) is None:
+            if name not in wholes:
                 yield Diagnostic(
                     subject=name,
                     reason="is no factor of a linear (base_model.model.MODULE.lora_A.weight or lora_B)",
