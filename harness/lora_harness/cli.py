@@ -150,7 +150,14 @@ def quickstart(
     output: Annotated[
         Path, typer.Option(metavar="DIR", help="Receives the model and everything the run writes.")
     ] = Path("runs/quickstart"),
-    engine: Annotated[str, typer.Option(metavar="NAME", help="Rollout engine.")] = "local",
+    engine: Annotated[str, typer.Option(metavar="NAME", help="Rollout engine: local or sglang.")] = "local",
+    mode: Annotated[
+        str | None,
+        typer.Option(metavar="MODE", help="How the policy reaches SGLang: adapter or merge. [merge, with a warning]"),
+    ] = None,
+    sglang_python: Annotated[
+        Path | None, typer.Option(metavar="PYTHON", help="Interpreter that has SGLang. [this one]")
+    ] = None,
     model: Annotated[str, typer.Option(metavar="NAME", help="Model to build and train.")] = "qwen3",
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps. [as many as the task needs]")] = None,
@@ -162,7 +169,15 @@ def quickstart(
     """
     from lora_harness.quickstart import run_quickstart
 
-    run_quickstart(output=output, engine=engine, model=model, seed=seed, steps=steps)
+    run_quickstart(
+        output=output,
+        engine=engine,
+        model=model,
+        seed=seed,
+        steps=steps,
+        mode=mode,
+        sglang_python=sglang_python,
+    )
 
 
 @app.command()

@@ -11,7 +11,7 @@ from lora_plugins_sdk.errors import LoraError
 BASE_NAME = "base"
 _MARK = ".quickstart"
 # What a run writes; the base and everything else in the directory stay.
-_RUN_FILES = ("adapter", "config.toml", "metrics.jsonl", "reward.png", "summary.json", "tensorboard")
+_RUN_FILES = ("adapter", "config.toml", "metrics.jsonl", "reward.png", "sglang", "summary.json", "tensorboard")
 
 
 def prepare_output(output: Path) -> bool:

@@ -41,12 +41,36 @@ class BaseRecipe:
     head_scale: float = 4.0
 
 
-def training_config(*, base: Path, output: Path, engine: str, seed: int, steps: int) -> TrainConfig:
+def training_config(
+    *,
+    base: Path,
+    output: Path,
+    engine: str,
+    seed: int,
+    steps: int,
+    mode: str | None = None,
+    sglang_python: Path | None = None,
+) -> TrainConfig:
     """The GRPO run of the quickstart, an ordinary training config.
 
+    Args:
+        base: HF directory of the base.
+        output: the run's directory.
+        engine: rollout engine.
+        seed, steps: of the run.
+        mode: how the policy reaches SGLang.
+        sglang_python: interpreter that has SGLang.
+
     Raises:
-        LoraError: a value that no run can have, e.g. a negative seed.
+        LoraError: a value that no run can have, e.g. a negative seed, or a mode that the engine does not have.
     """
+    rollout: dict[str, Any] = {"engine": engine, "max_new_tokens": 5, "temperature": 1.0, "max_batch_size": 512}
+    # fp32 on both sides: a larger gap means that another policy samples than is trained.
+    rollout["max_logprob_gap"] = 1e-3
+    if mode is not None:
+        rollout["mode"] = mode
+    if sglang_python is not None:
+        rollout["sglang"] = {"python": str(sglang_python)}
     raw: dict[str, Any] = {
         "model": {"path": str(base)},
         "task": {
@@ -59,7 +83,7 @@ def training_config(*, base: Path, output: Path, engine: str, seed: int, steps: 
         "output": str(output),
         "lora": {"rank": 16, "alpha": 32.0},
         "parallel": {"micro_batch_size": 256},
-        "rollout": {"engine": engine, "max_new_tokens": 5, "temperature": 1.0, "max_batch_size": 512},
+        "rollout": rollout,
         "algorithm": {"prompts_per_step": 64, "group_size": 8},
         "optimizer": {"lr": 2e-3, "schedule": "linear"},
         # Sampled as training samples; greedy accuracy is shown beside it.

@@ -17,7 +17,13 @@ MODELS = ("qwen3",)
 
 
 def run_quickstart(
-    output: Path, engine: str = "local", model: str = "qwen3", seed: int = 0, steps: int | None = None
+    output: Path,
+    engine: str = "local",
+    model: str = "qwen3",
+    seed: int = 0,
+    steps: int | None = None,
+    mode: str | None = None,
+    sglang_python: Path | None = None,
 ) -> None:
     """Make a base, train a LoRA adapter on it with GRPO, and show the held-out reward before and after.
 
@@ -32,6 +38,8 @@ def run_quickstart(
         model: model to build, one of `MODELS`.
         seed: of everything random.
         steps: training steps, `DEFAULT_STEPS` when None.
+        mode: how the policy reaches SGLang, "adapter" or "merge".
+        sglang_python: interpreter that has SGLang, this one when None.
 
     Raises:
         LoraError: unknown engine or model, or an output directory that holds something else.
@@ -47,6 +55,8 @@ def run_quickstart(
         engine=engine,
         seed=seed,
         steps=DEFAULT_STEPS if steps is None else steps,
+        mode=mode,
+        sglang_python=sglang_python,
     )
     # Torch from here on: names and options are checked without it.
     from lora_harness.evaluate import evaluate

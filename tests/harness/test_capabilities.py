@@ -1,0 +1,108 @@
+"""What engine and mode cannot serve is refused before a model is built."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_harness.config import TrainConfig, parse_config
+from lora_harness.engines.base import EngineCapabilities
+from lora_harness.engines.capabilities import engine_capabilities, projection, refuse_unservable, unservable
+from lora_plugins_sdk import LoraConfig, LoraError, ParameterTable, RunFacts, derive_table, load_plugin
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "tie_word_embeddings": False,
+}
+ADAPTERS = EngineCapabilities(name="sglang", mode="adapter", servable_projections=frozenset({"self_attn.q_proj"}))
+MERGED = EngineCapabilities(name="sglang", mode="merge")
+
+
+def table(*targets: str) -> ParameterTable:
+    plugin = load_plugin("qwen3")
+    return derive_table(plugin, QWEN3, LoraConfig(rank=2, target_modules=targets), RunFacts())
+
+
+def moved(one: ParameterTable, module: str, region: str = "language") -> ParameterTable:
+    """The table with every row on another module."""
+    plan = one.plans[0]
+    rows = tuple(replace(row, hf_module=module) for row in plan.rows)
+    return replace(one, plans=(replace(plan, site=replace(plan.site, region=region), rows=rows),))
+
+
+def config(directory: Path, **rollout: Any) -> TrainConfig:
+    (directory / "config.json").write_text(json.dumps(QWEN3))
+    task = {"kind": "reasoning_gym", "dataset": "chain_sum"}
+    lora = {"rank": 2, "target_modules": ["all-linear", "lm_head"]}
+    return parse_config({"model": {"path": str(directory)}, "task": task, "steps": 1, "lora": lora, "rollout": rollout})
+
+
+@pytest.mark.parametrize("rollout", [{}, {"engine": "sglang"}, {"engine": "sglang", "mode": "adapter"}])
+def test_every_target_of_qwen3_is_served_in_each_mode(tmp_path: Path, rollout: dict[str, Any]):
+    refuse_unservable(config(tmp_path, **rollout), RunFacts())
+
+
+def test_sglang_names_what_it_serves():
+    rollout = parse_config(
+        {
+            "model": {"path": "b"},
+            "task": {"kind": "reasoning_gym", "dataset": "x"},
+            "steps": 1,
+            "rollout": {"engine": "sglang", "mode": "adapter"},
+        }
+    ).rollout
+    able = engine_capabilities(rollout, QWEN3, max_rank=16)
+    assert able.servable_projections is not None and able.max_rank == 16
+    assert {"self_attn.q_proj", "mlp.experts.up_proj", "linear_attn.out_proj", "lm_head"} <= able.servable_projections
+    assert not {"mlp.gate", "linear_attn.in_proj_b", "linear_attn.conv1d"} & able.servable_projections
+
+
+def test_each_projection_is_refused_once_with_the_way_out():
+    found = list(unservable(table("q_proj", "k_proj"), ADAPTERS))
+    assert [one.subject for one in found] == ["self_attn.k_proj"]
+    assert "'sglang' in adapter mode" in found[0].reason and "rollout.mode = 'merge'" in found[0].cure
+    assert not list(unservable(table("q_proj", "k_proj"), MERGED))
+
+
+def test_routers_only_as_adapters():
+    router = moved(table("q_proj"), "model.layers.1.mlp.gate")
+    assert [one.subject for one in unservable(router, MERGED)] == ["mlp.gate"]
+    assert list(unservable(router, ADAPTERS)), "SGLang serves no router"
+    assert not list(unservable(router, EngineCapabilities(name="local", mode="adapter")))
+
+
+def test_vision_never_as_an_adapter():
+    vision = moved(table("q_proj"), "model.visual.blocks.0.attn.q_proj", region="vision")
+    assert "lora.scope = 'language'" in next(unservable(vision, EngineCapabilities(name="local", mode="adapter"))).cure
+    assert not list(unservable(vision, MERGED))
+
+
+def test_the_refusal_lists_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lora_harness.engines.capabilities.served_leaves", lambda family: ["self_attn.q_proj"])
+    with pytest.raises(LoraError, match=r"cannot serve what is to be trained:(?s:.*)self_attn\.k_proj(?s:.*)mlp\.up"):
+        refuse_unservable(config(tmp_path, engine="sglang", mode="adapter"), RunFacts())
+    refuse_unservable(config(tmp_path, engine="sglang", train_only=True), RunFacts())
+
+
+@pytest.mark.parametrize(
+    "module, leaf",
+    [
+        ("model.layers.0.self_attn.q_proj", "self_attn.q_proj"),
+        ("model.layers.10.mlp.experts.7.up_proj", "mlp.experts.up_proj"),
+        ("model.language_model.layers.3.mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj"),
+        ("lm_head", "lm_head"),
+    ],
+)
+def test_a_projection_is_a_path_within_its_layer(module: str, leaf: str):
+    assert projection(module) == leaf

@@ -1,0 +1,76 @@
+"""A server that cannot start: the error says what to change. This environment has no SGLang; tests/sglang has."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from lora_harness.engines.sglang.http import HttpClient
+from lora_harness.engines.sglang.server import HOST, SglangServer
+from lora_plugins_sdk.errors import LoraError
+
+
+def test_an_interpreter_without_sglang_is_named(tmp_path: Path):
+    log = tmp_path / "logs" / "engine.log"
+    server = SglangServer({"model_path": "m", "device": "cuda"}, log=log, python=Path(sys.executable))
+    with pytest.raises(LoraError, match=r"rollout\.sglang\.python = '.*python.*': cannot import SGLang .*install"):
+        server.wait_until_ready(lambda: False, timeout=60.0)
+    server.stop()
+    written = json.loads(log.with_suffix(".json").read_text())
+    assert written == {"model_path": "m", "device": "cuda", "host": HOST, "port": server.port}
+
+
+def test_a_path_that_is_no_interpreter(tmp_path: Path):
+    with pytest.raises(LoraError, match=r"rollout\.sglang\.python = '.*/absent': cannot be started \(No such file"):
+        SglangServer({}, log=tmp_path / "engine.log", python=tmp_path / "absent")
+
+
+def test_an_interpreter_that_dies_shows_the_end_of_its_log(tmp_path: Path):
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho first words\necho last words\nexit 3\n")
+    script.chmod(0o755)
+    log = tmp_path / "engine.log"
+    log.write_text("of an earlier run\n")
+    server = SglangServer({}, log=log, python=script, label="SGLang engine 4")
+    with pytest.raises(LoraError, match=r"engine 4 .*ended while it started with exit code 3.*\n.*first.*\nlast words"):
+        server.wait_until_ready(lambda: False, timeout=60.0)
+    with pytest.raises(LoraError) as told:
+        server.raise_if_dead("later")
+    assert "earlier run" not in str(told.value)
+    server.stop()
+
+
+def test_a_server_that_never_answers_is_stopped(tmp_path: Path):
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nsleep 1000\n")
+    script.chmod(0o755)
+    server = SglangServer({}, log=tmp_path / "engine.log", python=script)
+    with pytest.raises(LoraError, match=r"did not answer within 0\.5 s.*\n\(nothing was printed\).*start_timeout"):
+        server.wait_until_ready(lambda: False, timeout=0.5)
+    assert server.died()
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path):
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(LoraError, match=rf"rollout\.sglang\.port = {port}: cannot be served on \(Address already"):
+            SglangServer({}, log=tmp_path / "engine.log", port=port)
+    assert not (tmp_path / "engine.log").exists()
+
+
+def test_a_server_that_is_not_there(tmp_path: Path):
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        url = f"http://{HOST}:{probe.getsockname()[1]}"
+    client = HttpClient(url)
+    assert not client.healthy()
+    with pytest.raises(LoraError, match=rf"engine {url}: cannot be reached for /v1/models \(ConnectError"):
+        client.loaded_adapters()
+    client.close()
+    client.close()
