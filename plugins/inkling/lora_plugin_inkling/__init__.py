@@ -1,0 +1,1 @@
+"""LoRA plugin for Inkling."""
