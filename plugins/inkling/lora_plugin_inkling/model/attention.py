@@ -48,7 +48,7 @@ class InklingAttention(MegatronModule):
         self.heads, self.groups = fields.heads // ranks, fields.groups // ranks
         keys = self.groups * fields.head_dim
         self.widths = [self.heads * fields.head_dim, keys, keys, self.heads * fields.d_rel]
-        provider = spec_provider()()
+        provider: Any = spec_provider()()
         options = dict(config=config, bias=False, is_expert=False, tp_group=tp_group)
         self.linear_qkvr = provider.column_parallel_layer_norm_linear()(
             config.hidden_size,
