@@ -15,7 +15,9 @@ from lora_plugins_sdk.dims import ModelDims, read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.fingerprint import base_fingerprint
 from lora_plugins_sdk.hookspecs import HOOKSPEC_API, hookimpl
+from lora_plugins_sdk.layers import LayerTypes
 from lora_plugins_sdk.manager import SelectedPlugin
+from lora_plugins_sdk.multimodal import Multimodal
 from lora_plugins_sdk.pack import Concat, Pack, QueryGroups
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.selection import load_plugin
@@ -69,10 +71,12 @@ __all__ = [
     "Concat",
     "Diagnostic",
     "FrozenAdapter",
+    "LayerTypes",
     "LoraAdapter",
     "LoraConfig",
     "LoraError",
     "ModelDims",
+    "Multimodal",
     "Pack",
     "ParallelRun",
     "ParamRow",

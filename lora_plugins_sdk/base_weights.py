@@ -25,7 +25,9 @@ from lora_plugins_sdk.expert_weights import (
 from lora_plugins_sdk.hf_tensors import HfTensors
 from lora_plugins_sdk.host_modules import locate
 from lora_plugins_sdk.host_rows import interleave
+from lora_plugins_sdk.layers import layers_with, number_of_layers
 from lora_plugins_sdk.manager import SelectedPlugin
+from lora_plugins_sdk.multimodal import matching
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.shards import local_rows
 from lora_plugins_sdk.targets import candidates
@@ -74,7 +76,7 @@ def load_base_weights(
         raise_if_any(
             f"{hf_directory} does not fit this model:",
             [
-                *_unaccounted(sources, experts, files, dims),
+                *_unaccounted(sources, experts, files, dims, plugin.architecture.left_alone),
                 *_unsourced(model, parameters, declared, sources, local_experts, run),
                 *_wrong_shapes(plugin.architecture, config, sources, files),
                 *expert_problems(experts, local_experts, files, run),
@@ -86,7 +88,9 @@ def load_base_weights(
         raise_if_any(f"{hf_directory} does not fit this model:", _misfits(jobs, files, run))
         with torch.no_grad():
             for parameter, source, layout in jobs:
-                parameter.copy_(_local_value(source, layout, files, run))
+                value = _local_value(source, layout, files, run)
+                # In single precision: the sum may need digits that the stored dtype lacks.
+                parameter.copy_(value.float() + source.weight.offset if source.weight.offset else value)
             load_expert_weights(local_experts, files, run)
     finally:
         files.close()
@@ -94,7 +98,7 @@ def load_base_weights(
 
 def _sources(declared: Iterable[BaseWeight], dims: ModelDims, num_layers: str) -> Iterator[_Source]:
     for weight in declared:
-        layers = range(dims.resolve(num_layers)) if "{layer}" in weight.host else [None]
+        layers = layers_with(weight.host, weight.layers, dims, number_of_layers(dims, num_layers))
         alias = weight.tied.to if weight.tied is not None and dims.flag(weight.tied.when) else None
         for layer in layers:
             names = (alias,) if alias else tuple(name.format(layer=layer) for name in weight.hf)
@@ -116,7 +120,11 @@ def _local_parameters(chunks: tuple[nn.Module, ...], declared: Sequence[BaseWeig
 
 
 def _unaccounted(
-    sources: list[_Source], experts: list[ExpertSource], files: HfTensors, dims: ModelDims
+    sources: list[_Source],
+    experts: list[ExpertSource],
+    files: HfTensors,
+    dims: ModelDims,
+    left_alone: Iterable[str],
 ) -> Iterator[Diagnostic]:
     needed = {name for source in sources for name in source.hf}
     needed |= {name for source in experts for name in source.names(files)}
@@ -132,7 +140,8 @@ def _unaccounted(
             reason="is missing from the checkpoint",
             cure="use the complete checkpoint of this config",
         )
-    for name in sorted(files.names() - needed - copies):
+    known = {name for pattern in left_alone for name in matching(pattern, files.names())}
+    for name in sorted(files.names() - needed - copies - known):
         yield Diagnostic(
             subject=name,
             reason="is in the checkpoint and has no place in the model",

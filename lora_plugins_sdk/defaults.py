@@ -131,6 +131,7 @@ def lora_import_tensor(row: ParamRow, tensors: Mapping[str, Tensor]) -> Tensor:
 @hookimpl(trylast=True)
 def lora_base_weights(architecture: Architecture, hf_config: Mapping[str, object]) -> Sequence[BaseWeight]:
     """The sites' weights with the sites' packs, then the architecture's remaining tensors."""
+    architecture = architecture.of_config(hf_config)
     from_sites = [
         BaseWeight(
             host=f"{site.path}.weight",
@@ -138,6 +139,7 @@ def lora_base_weights(architecture: Architecture, hf_config: Mapping[str, object
             pack=site.pack if site.kind is SiteKind.COLUMN else None,
             sections=tuple(projection.sections for projection in site.projections),
             split_columns=site.kind is SiteKind.ROW,
+            layers=site.layers,
             tied=site.tied,
         )
         for site in architecture.sites

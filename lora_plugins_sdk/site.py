@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from lora_plugins_sdk.dims import ModelDims, check_expression
 from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.layers import OnlyLayers
 from lora_plugins_sdk.pack import Concat, Pack
 
 EXPERT = "{expert}"
@@ -121,6 +122,9 @@ class Site:
         pack: layout of those projections within the weight (COLUMN only; others hold one projection as it is).
         fused_norm: the module normalises its input itself; the branch reads the normed input.
         region: part of a multimodal model, matched against `LoraConfig.scope`.
+        layers: the layers that have it, where layers are of several types; every layer when None.
+        method: the host's method that computes the linear, where its forward does more than that (a router's `gating`).
+            It takes the input and returns the output alone.
         all_linear: whether the target `all-linear` includes it (PEFT leaves the output head out).
         tied: the weight may be an alias of another tensor; it then cannot be adapted.
         experts: config expression for the number of routed experts, where the linear is a grouped one: its weights are
@@ -130,8 +134,8 @@ class Site:
             projections one after the other along `out`.
 
     Raises:
-        LoraError: another placeholder, no projection, several on a site that is not COLUMN, or a declaration of experts
-            that contradicts itself.
+        LoraError: another placeholder, no projection, several on a site that is not COLUMN, a declaration of experts
+            that contradicts itself, layers for a path without `{layer}`, or a fused norm outside the forward.
     """
 
     path: str
@@ -140,6 +144,8 @@ class Site:
     pack: Pack = field(default_factory=Concat)
     fused_norm: bool = False
     region: str = "language"
+    layers: OnlyLayers | None = None
+    method: str = "forward"
     all_linear: bool = True
     tied: Tied | None = None
     experts: str | None = None
@@ -153,6 +159,18 @@ class Site:
                 f"site {self.path!r}",
                 reason=f"has {len(self.projections)} projections, and its kind is {self.kind}",
                 cure="give it one projection; only a column site packs several",
+            )
+        if self.layers is not None and not self.per_layer:
+            raise LoraError(
+                f"site {self.path!r}",
+                reason=f"exists once and is declared for layers of type {self.layers.layer_type}",
+                cure="write {layer} for the layer number, or leave `layers` out",
+            )
+        if self.fused_norm and self.method != "forward":
+            raise LoraError(
+                f"site {self.path!r}",
+                reason=f"its linear is {self.method!r}, which cannot return a normed input",
+                cure="declare it without fused_norm",
             )
 
     def _check_experts(self) -> None:
@@ -171,12 +189,13 @@ class Site:
             self.kind is SiteKind.REPLICATED
             or self.pack != Concat()
             or self.fused_norm
+            or self.method != "forward"
             or self.tied
             or any(projection.sections for projection in self.projections)
         ):
             problem = (
                 "has experts together with what no grouped linear has",
-                "declare it COLUMN or ROW, packed as Concat(), without sections, fused_norm and tied",
+                "declare it COLUMN or ROW, packed as Concat(), without sections, fused_norm, method and tied",
             )
         if problem:
             raise LoraError(f"site {self.path!r}", reason=problem[0], cure=problem[1])

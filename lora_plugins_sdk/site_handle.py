@@ -27,7 +27,9 @@ class SiteHandle:
 
     The host's contract: `forward(x, ...)` returns `(output, bias)`; with a fused norm and `return_layernorm_output`
     set, as in Transformer Engine, `((output, normed input), bias)`. The patched forward returns `(output, bias)`
-    always. A grouped linear of experts is called as `forward(x, m_splits)`.
+    always. A grouped linear of experts is called as `forward(x, m_splits)`. Where the linear is another method of the
+    module (`Site.method`), that method is patched in place of the forward: it takes the input and returns the output
+    alone.
 
     Args:
         module: the host linear.
@@ -58,19 +60,21 @@ class SiteHandle:
         if plan.site.fused_norm:
             self.module.return_layernorm_output = True
         # A method of the class, or what another patch left on the instance; remove() puts the latter back.
-        self._instance_forward = module.__dict__.get("forward")
+        self._instance_method = module.__dict__.get(plan.site.method)
         if plan.site.experts:
             patched = patched_expert_forward(module.forward, self.factors, delta)
-        else:
+        elif plan.site.method == "forward":
             patched = _patched_forward(module.forward, self.factors, delta, plan.site.fused_norm)
-        self.module.forward = patched
+        else:
+            patched = _patched_method(getattr(module, plan.site.method), self.factors, delta)
+        setattr(self.module, plan.site.method, patched)
 
     def remove(self) -> None:
-        """Restore the module: no factors, the forward it had, its own norm output setting."""
-        if self._instance_forward is None:
-            del self.module.forward
+        """Restore the module: no factors, the method it had, its own norm output setting."""
+        if self._instance_method is None:
+            delattr(self.module, self.plan.site.method)
         else:
-            self.module.forward = self._instance_forward
+            setattr(self.module, self.plan.site.method, self._instance_method)
         delattr(self.module, FACTORS)
         if self.plan.site.fused_norm:
             self.module.return_layernorm_output = self._had_norm_output
@@ -102,6 +106,12 @@ def check_host(module: nn.Module, plan: SitePlan, facts: RunFacts) -> None:
                 reason=f"its weight has shape {shape}, the HF config and run give {expected}",
                 cure="attach with the config.json and the parallel sizes that the model was built with",
             )
+    if not callable(getattr(module, plan.site.method, None)):
+        raise LoraError(
+            where,
+            reason=f"has no method {plan.site.method!r}, which its site names as the linear",
+            cure="correct the site's path or method in the plugin's architecture",
+        )
     if plan.site.fused_norm and not hasattr(module, "return_layernorm_output"):
         raise LoraError(
             where,
@@ -192,3 +202,22 @@ def _patched_forward(
         return output, bias
 
     return forward
+
+
+def _patched_method(
+    base_method: Callable[..., torch.Tensor],
+    factors: LoraFactors,
+    delta: Callable[[torch.Tensor, torch.Tensor, LoraFactors], torch.Tensor],
+) -> Callable[..., torch.Tensor]:
+    add_delta: Any = torch.compiler.disable(delta)
+    mark_input: Any = torch.compiler.disable(BranchInput.apply)
+
+    def method(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not factors.enabled:
+            return base_method(x, *args, **kwargs)
+        x = mark_input(x)
+        output = base_method(x, *args, **kwargs)
+        # A router computes in a wider dtype than its input's; its branch does so too.
+        return add_delta(output, x.to(output.dtype), factors)
+
+    return method

@@ -10,11 +10,10 @@ from fnmatch import fnmatchcase
 from lora_plugins_sdk.architecture import Architecture
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
+from lora_plugins_sdk.layers import layers_with, number_of_layers
 from lora_plugins_sdk.site import EXPERT, Projection, Site, packed_name
 
 ALL_LINEAR = "all-linear"
-# Far above any model; a damaged config would fill the memory with names instead.
-_MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,21 +48,22 @@ class Candidate:
 
 
 def candidates(architecture: Architecture, hf_config: Mapping[str, object]) -> list[Candidate]:
-    """Every projection of the model, site by site within each layer.
+    """Every projection that the model has, site by site within each layer, under the names of its own checkpoint.
 
     Raises:
-        LoraError: the config is another model's, or its number of layers is none.
+        LoraError: the config is another model's, its number of layers is none, or it does not say of which type they
+            are.
     """
-    layers = architecture.dims(hf_config).resolve(architecture.num_layers)
-    if not 0 < layers <= _MOST_LAYERS:
-        raise LoraError(
-            f"{architecture.num_layers} = {layers}",
-            reason="is no number of layers",
-            cure="use the config.json that belongs to this model type",
-        )
-    per_layer = [site for site in architecture.sites if site.per_layer]
-    places = [(site, layer) for layer in range(layers) for site in per_layer]
-    places += [(site, None) for site in architecture.sites if not site.per_layer]
+    dims = architecture.dims(hf_config)
+    count = number_of_layers(dims, architecture.num_layers)
+    sites = architecture.of_config(hf_config).sites
+    layers = [layers_with(site.path, site.layers, dims, count) for site in sites]
+    places = [
+        (site, layer)
+        for layer in (*range(count), None)
+        for site, present in zip(sites, map(set, layers), strict=True)
+        if layer in present
+    ]
     return [
         Candidate(site=site, projection=projection, layer=layer)
         for site, layer in places

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from lora_plugins_sdk import Architecture, Projection, QueryGroups, Site, SiteKind
+from lora_plugins_sdk import (
+    Architecture,
+    BaseWeight,
+    Concat,
+    LayerTypes,
+    Multimodal,
+    Projection,
+    QueryGroups,
+    Site,
+    SiteKind,
+)
 
 HF_CONFIG: dict[str, Any] = {
     "model_type": "hybrid",
     "num_hidden_layers": 1,
+    "vocab_size": 7,
+    "num_experts": 3,
     "hidden_size": 12,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -46,6 +59,45 @@ LINEAR_QKV = Site(
         _in("self_attn.k_proj", "num_key_value_heads * head_dim"),
         _in("self_attn.v_proj", "num_key_value_heads * head_dim"),
     ),
+)
+
+
+LAYER_TYPES = LayerTypes(types=("linear_attention", "full_attention"), every="full_attention_interval")
+LINEAR, FULL = LAYER_TYPES.only("linear_attention"), LAYER_TYPES.only("full_attention")
+ROUTER = Site(
+    path=f"{_HOST}.mlp.router",
+    kind=SiteKind.REPLICATED,
+    method="gating",
+    all_linear=False,
+    projections=(_in("mlp.gate", "num_experts"),),
+)
+LAYERED = Architecture(
+    name="layered",
+    model_types=("hybrid", "hybrid_vision"),
+    fallbacks={"full_attention_interval": "4"},
+    sites=(replace(IN_PROJ, layers=LINEAR), replace(LINEAR_QKV, layers=FULL), ROUTER),
+    base_weights=(
+        BaseWeight(host="embedding.weight", hf=("model.embed_tokens.weight",), pack=Concat(pad=True)),
+        BaseWeight(
+            host=f"{_HOST}.self_attention.conv1d.weight",
+            hf=(f"{_HF}.linear_attn.conv1d.weight",),
+            pack=Concat(),
+            sections=((_KEY, _KEY, _VALUE),),
+            layers=LINEAR,
+        ),
+        BaseWeight(
+            host=f"{_HOST}.self_attention.A_log", hf=(f"{_HF}.linear_attn.A_log",), pack=Concat(), layers=LINEAR
+        ),
+        BaseWeight(
+            host=f"{_HOST}.self_attention.out_norm.weight",
+            hf=(f"{_HF}.linear_attn.norm.weight",),
+            layers=LINEAR,
+            offset=-1.0,
+        ),
+        BaseWeight(host="head.weight", hf=("lm_head.weight",)),
+    ),
+    multimodal=Multimodal(),
+    left_alone=("model.visual.*", "mtp.*"),
 )
 
 

@@ -122,18 +122,23 @@ def make_reference(subject: Subject, problem: Problem, **changes: object) -> Ref
         module.register_forward_hook(_keep(inputs[name], outputs[name]))
     fold_into(modules, problem.factors, delta_scale(table.lora))
     logits = [model(tokens).logits for tokens in problem.tokens]
+    by_sample = problem.tokens.shape[1:]  # a router sees its tokens in one row
     loss = sum((one * weights).sum() for one, weights in zip(logits, problem.upstream, strict=True)) / len(logits)
     assert isinstance(loss, Tensor)
     loss.backward()
     return Reference(
         logits=torch.stack(logits).detach(),
-        outputs={name: torch.stack(seen).detach() for name, seen in outputs.items()},
+        outputs={name: _of_samples(seen, by_sample).detach() for name, seen in outputs.items()},
         deltas={
             name: delta_scale(table.lora)
-            * (torch.stack(seen) @ problem.factors[f"{name}.lora_A"].t() @ problem.factors[f"{name}.lora_B"].t())
+            * (
+                _of_samples(seen, by_sample)
+                @ problem.factors[f"{name}.lora_A"].t()
+                @ problem.factors[f"{name}.lora_B"].t()
+            )
             for name, seen in inputs.items()
         },
-        output_grads={name: torch.stack([_grad(one) for one in seen]) for name, seen in outputs.items()},
+        output_grads={name: _of_samples([_grad(one) for one in seen], by_sample) for name, seen in outputs.items()},
         grads=_factor_grads(modules, problem.factors, delta_scale(table.lora)),
     )
 
@@ -168,8 +173,14 @@ def _grad(tensor: Tensor) -> Tensor:
     return tensor.grad
 
 
+def _of_samples(seen: list[Tensor], by_sample: torch.Size) -> Tensor:
+    """What was kept of each microbatch as `[microbatches, samples, tokens, width]`."""
+    return torch.stack([one.reshape(*by_sample, -1) for one in seen])
+
+
 def _keep(inputs: list[Tensor], outputs: list[Tensor]) -> Any:
-    def keep(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def keep(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        output = result[0] if isinstance(result, tuple) else result  # a router answers logits first
         output.retain_grad()
         inputs.append(args[0].detach())
         outputs.append(output)

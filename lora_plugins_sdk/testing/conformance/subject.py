@@ -100,8 +100,12 @@ class Subject:
         """Every projection as a target, the output head included, tied weights left out."""
         architecture = self.selected.architecture
         dims = architecture.dims(self.hf_config)
-        sites = [one for one in architecture.sites if one.tied is None or not dims.flag(one.tied.when)]
-        return tuple(projection.hf.format(layer="*") for site in sites for projection in site.projections)
+        free = [
+            one.projection.hf.format(layer="*")
+            for one in candidates(architecture, self.hf_config)
+            if one.site.tied is None or not dims.flag(one.site.tied.when)
+        ]
+        return tuple(dict.fromkeys(free))
 
     def site_modules(self) -> dict[str, list[str]]:
         """Host modules of each declared site, by the site's path; sites that the config does not have are empty."""

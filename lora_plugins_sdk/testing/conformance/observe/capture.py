@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lora_plugins_sdk.adapter import LoraAdapter
 from lora_plugins_sdk.host_modules import locate
+from lora_plugins_sdk.site import Site
 
 
 @dataclass(kw_only=True)
@@ -23,22 +24,65 @@ class Captured:
     input_grads: dict[str, list[Tensor]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A linear of the host: a module's forward, or the method that computes it."""
+
+    module: nn.Module
+    method: str
+
+
 @contextmanager
-def capturing(places: Mapping[str, nn.Module]) -> Iterator[Captured]:
+def capturing(places: Mapping[str, Place]) -> Iterator[Captured]:
     """Watch linears, by the names to file them under, while the context is open."""
     seen = Captured()
     with ExitStack() as hooks:
-        for name, module in places.items():
-            hooks.callback(module.register_forward_pre_hook(_watch_input(seen, name)).remove)
-            hooks.callback(module.register_forward_hook(_watch_output(seen, name)).remove)
+        for name, place in places.items():
+            if place.method == "forward":
+                hooks.callback(place.module.register_forward_pre_hook(_watch_input(seen, name)).remove)
+                hooks.callback(place.module.register_forward_hook(_watch_output(seen, name)).remove)
+            else:
+                hooks.enter_context(_watched_method(seen, name, place))
         yield seen
 
 
-def adapted_linears(adapter: LoraAdapter) -> dict[str, nn.Module]:
+def places_of(chunks: Iterable[nn.Module], sites: Iterable[Site]) -> dict[str, Place]:
+    """The linears of these sites under model-wide names."""
+    chunks = tuple(chunks)
+    return {
+        name: Place(module=module, method=site.method)
+        for site in sites
+        for name, (module, _) in locate(chunks, [site.path]).items()
+    }
+
+
+def adapted_linears(adapter: LoraAdapter) -> dict[str, Place]:
     """This rank's adapted host linears under model-wide names."""
-    found = locate(adapter.chunks, (plan.site.path for plan in adapter.table.plans))
+    sites = {plan.site.path: plan.site for plan in adapter.table.plans}
+    found = places_of(adapter.chunks, sites.values())
     wanted = {plan.host_module for plan in adapter.table.plans}
-    return {name: module for name, (module, _) in found.items() if name in wanted}
+    return {name: place for name, place in found.items() if name in wanted}
+
+
+@contextmanager
+def _watched_method(seen: Captured, name: str, place: Place) -> Iterator[None]:
+    before = place.module.__dict__.get(place.method)
+    inner = getattr(place.module, place.method)
+
+    def watched(*args: Any, **kwargs: Any) -> Tensor:
+        _watch_input(seen, name)(place.module, args)
+        output = inner(*args, **kwargs)
+        _watch_output(seen, name)(place.module, args, (output, None))
+        return output
+
+    setattr(place.module, place.method, watched)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(place.module, place.method)
+        else:
+            setattr(place.module, place.method, before)
 
 
 def _watch_input(seen: Captured, name: str) -> Any:

@@ -101,7 +101,7 @@ def observe(subject: Subject, directory: Path, problem: Problem) -> RankObservat
         etp_rank=run.etp_rank,
         ep_rank=run.ep_rank,
         positions=my_positions(run, problem.tokens.shape[-1]),
-        linears={name: _class_name(module) for name, module in adapted_linears(adapter).items()},
+        linears={name: _class_name(place.module) for name, place in adapted_linears(adapter).items()},
         logits=first.logits,
         captured=first.captured,
         grads=first.grads,

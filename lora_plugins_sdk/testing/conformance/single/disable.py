@@ -46,7 +46,7 @@ class _Life:
 
 def _live(subject: Subject, directory: Path, problem: Problem) -> _Life:
     model = build_base(subject, directory)
-    saved, sites = peft_adapter(subject, problem.factors), subject.site_modules()
+    saved, sites = peft_adapter(subject, problem.factors), subject.selected.architecture.sites
 
     def see() -> Seen:
         return forward_seen(model, sites, problem)

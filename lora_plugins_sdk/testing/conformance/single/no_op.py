@@ -29,9 +29,9 @@ _STRAY = 5 * 0.45
 
 def _before_and_after(subject: Subject, directory: Path, problem: Problem) -> tuple[Seen, Seen, dict[str, Tensor]]:
     model = build_base(subject, directory)
-    before = forward_seen(model, subject.site_modules(), problem)
+    before = forward_seen(model, subject.selected.architecture.sites, problem)
     adapter = attach(model, subject.selected, subject.hf_config, subject.lora(), current_run())
-    return before, forward_seen(model, subject.site_modules(), problem), local_factors(adapter)
+    return before, forward_seen(model, subject.selected.architecture.sites, problem), local_factors(adapter)
 
 
 def _fresh(context: Context) -> tuple[Seen, Seen, dict[str, Tensor]]:

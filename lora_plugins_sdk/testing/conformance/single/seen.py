@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lora_plugins_sdk.host_modules import locate
 from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.site import Site
 from lora_plugins_sdk.testing.conformance.compare import EXACT, compare_logits
 from lora_plugins_sdk.testing.conformance.context import Context
 from lora_plugins_sdk.testing.conformance.diagnose import relative_error
 from lora_plugins_sdk.testing.conformance.finding import Finding
-from lora_plugins_sdk.testing.conformance.observe.capture import capturing
+from lora_plugins_sdk.testing.conformance.observe.capture import capturing, places_of
 from lora_plugins_sdk.testing.conformance.observe.session import forward_logits
 from lora_plugins_sdk.testing.conformance.problem import Problem
 
@@ -27,16 +27,15 @@ class Seen:
     outputs: dict[str, Tensor]
 
 
-def forward_seen(model: nn.Module, sites: Iterable[str], problem: Problem) -> Seen:
+def forward_seen(model: nn.Module, sites: Iterable[Site], problem: Problem) -> Seen:
     """In a rank: a forward without a schedule.
 
     Args:
         model: with or without an adapter.
-        sites: host paths of the linears to watch, `{layer}` for the layer number.
+        sites: those whose linears to watch.
         problem: gives the tokens.
     """
-    places = {name: module for name, (module, _) in locate([model], sites).items()}
-    with capturing(places) as captured:
+    with capturing(places_of([model], sites)) as captured:
         logits = forward_logits(model, problem)
     return Seen(logits=logits, outputs={name: torch.stack(seen) for name, seen in captured.outputs.items()})
 
