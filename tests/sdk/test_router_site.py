@@ -34,7 +34,8 @@ def routed_model(dtype: torch.dtype = torch.float32, router_dtype: str | None = 
     config = TransformerConfig(
         num_layers=1,
         hidden_size=12,
-        num_attention_heads=1,
+        num_attention_heads=2,
+        add_bias_linear=False,
         num_moe_experts=3,
         moe_router_topk=2,
         moe_router_dtype=router_dtype,  # type: ignore[arg-type]
