@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,10 @@ class Engines:
     def kill(self, index: int) -> None:
         """SIGKILL for every process of one engine."""
         os.killpg(self.servers[index].pid, signal.SIGKILL)
+
+    def trap(self, index: int, wrap: Callable[[SglangClient], Any]) -> None:
+        """Put something in the place of one client, until its engine is started again."""
+        self.group._clients[index] = wrap(self.group.clients[index])
 
     def close(self) -> None:
         for client in self.group.clients:

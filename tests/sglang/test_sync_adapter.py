@@ -53,9 +53,9 @@ def new_sync(engines: Engines, tiny_qwen3_dir: Path, tmp_path: Path) -> Iterator
         one.close()
 
 
-def ask(engines: Engines, sync: AdapterSync, tag: str, **options: int) -> list[Answered]:
+def ask(engines: Engines, sync: AdapterSync, tag: str, new_tokens: int = 6) -> list[Answered]:
     with sync.serving() as stamp:
-        sent = requests(stamp.adapter, tag, **options)
+        sent = requests(stamp.adapter, tag, new_tokens=new_tokens)
         return [
             Answered(stamp.version, request, completion)
             for request, completion in zip(sent, engines.group.clients[0].generate(sent), strict=True)

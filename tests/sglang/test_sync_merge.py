@@ -156,6 +156,18 @@ def test_an_engine_with_other_weights_is_refused(engines: Engines, tiny_qwen3_di
         sync.restore_base()
 
 
+def test_an_engine_that_outlives_the_run_gets_the_base_back(engines: Engines, tiny_qwen3_dir: Path) -> None:
+    """B35: the next run on it begins with the base."""
+    client = engines.group.clients[0]
+    pristine = dict(client.weight_checksums())
+    sync = MergeSync(EngineGroup([client]), Folder(tiny_qwen3_dir, 512), dtype=torch.float32, buffer_mib=512)
+    adapter = random_adapter(tiny_qwen3_dir, seed=9)
+    sync.publish(1, adapter.tensors, adapter.config)
+    assert differences(pristine, client.weight_checksums())
+    sync.close()
+    assert not differences(pristine, client.weight_checksums())
+
+
 def test_weights_from_elsewhere_are_not_taken_for_the_policys(engines: Engines, sync: MergeSync) -> None:
     """B37: an answer that the engine gave with other weights than the version's is refused."""
     with sync.serving() as stamp:

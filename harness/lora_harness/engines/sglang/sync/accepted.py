@@ -15,7 +15,9 @@ from lora_harness.engines.sglang.sync.base_shapes import BaseShapes, Shape
 from lora_plugins_sdk.dims import ModelDims
 
 _MODULE = re.compile(r"(?:.*\.)?layers\.(?P<layer>\d+)\.(?P<path>.+)")
-_ROUTED = re.compile(r"mlp\.experts\.(?:(?P<expert>\d+)\.)?(?P<leaf>\w+)")
+_BANK = re.compile(r"mlp\.(?P<bank>experts|shared_experts)\.(?:(?P<expert>\d+)\.)?(?P<leaf>\w+)")
+# Published names of Inkling's linears; SGLang renames them.
+_PUBLISHED = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +39,16 @@ def _own(*weights: str) -> tuple[Rows, ...]:
     return tuple(Rows(weight=one) for one in weights)
 
 
-def _mlp(place: str) -> dict[str, tuple[tuple[Rows, ...], ...]]:
+def _mlp(place: str, *, gate_up: str, down_as: str) -> dict[str, tuple[tuple[Rows, ...], ...]]:
+    """Gate, up and down as linears of their own, or with gate and up in one tensor of the base."""
     gate, up, down = (f"{place}.{leaf}_proj" for leaf in ("gate", "up", "down"))
-    return {gate: (_own(gate),), up: (_own(up),), down: (_own(down),), f"{place}.gate_up_proj": (_own(gate, up),)}
+    half = (Rows(weight=gate_up, share=2),)
+    return {
+        gate: (_own(gate), half),
+        up: (_own(up), half),
+        down: (_own(down), _own(down_as)),
+        f"{place}.gate_up_proj": (_own(gate, up), _own(gate_up)),
+    }
 
 
 _QKV = "linear_attn.in_proj_qkv"
@@ -55,8 +64,8 @@ LINEARS: Mapping[str, tuple[tuple[Rows, ...], ...]] = {
     _V: (_own(_V),),
     "self_attn.qkv_proj": (_own(_Q, _K, _V),),
     "self_attn.o_proj": (_own("self_attn.o_proj"),),
-    **_mlp("mlp"),
-    **_mlp("mlp.shared_expert"),
+    **_mlp("mlp", gate_up="mlp.w13_dn", down_as="mlp.w2_md"),
+    **_mlp("mlp.shared_expert", gate_up="mlp.shared_expert.gate_up_proj", down_as="mlp.shared_expert.down_proj"),
     "linear_attn.in_proj_qkvz": (_own(_QKV, "linear_attn.in_proj_z"),),
     "linear_attn.in_proj_q": ((Rows(weight=_QKV, width=_KEYS),),),
     "linear_attn.in_proj_k": ((Rows(weight=_QKV, width=_KEYS),),),
@@ -70,29 +79,28 @@ LINEARS: Mapping[str, tuple[tuple[Rows, ...], ...]] = {
     },
     "attn.qkvr": (_own(*_DU), _own(*(f"self_attn.{leaf}_proj" for leaf in "qkvr"))),
 }
-# Leaf of a routed expert -> the same, for one expert.
-EXPERTS: Mapping[str, tuple[tuple[Rows, ...], ...]] = {
-    "gate_proj": (
-        _own("mlp.experts.0.gate_proj"),
-        (Rows(weight="mlp.experts.gate_up_proj", share=2),),
-        (Rows(weight="mlp.experts.w13_weight", share=2),),
-    ),
-    "up_proj": (
-        _own("mlp.experts.0.up_proj"),
-        (Rows(weight="mlp.experts.gate_up_proj", share=2),),
-        (Rows(weight="mlp.experts.w13_weight", share=2),),
-    ),
-    "gate_up_proj": (
-        _own("mlp.experts.0.gate_proj", "mlp.experts.0.up_proj"),
-        _own("mlp.experts.gate_up_proj"),
-        _own("mlp.experts.w13_weight"),
-    ),
-    "down_proj": (
-        _own("mlp.experts.0.down_proj"),
-        _own("mlp.experts.down_proj"),
-        _own("mlp.experts.w2_weight"),
-    ),
+# Bank of experts -> the tensors that hold all of them, gate and up together and down: [experts, rows, in].
+_PACKED = {
+    "experts": (("gate_up_proj", "down_proj"), ("w13_weight", "w2_weight")),
+    "shared_experts": (("shared_w13_weight", "shared_w2_weight"), ("gate_up_proj", "down_proj")),
 }
+
+
+def _experts(bank: str) -> dict[str, tuple[tuple[Rows, ...], ...]]:
+    """The same for one expert of a bank, by leaf."""
+    place = f"mlp.{bank}"
+    gate, up, down = (f"{place}.0.{leaf}_proj" for leaf in ("gate", "up", "down"))
+    both = [f"{place}.{gate_up}" for gate_up, _ in _PACKED[bank]]
+    halves = tuple((Rows(weight=one, share=2),) for one in both)
+    return {
+        "gate_proj": (_own(gate), *halves),
+        "up_proj": (_own(up), *halves),
+        "gate_up_proj": (_own(gate, up), *map(_own, both)),
+        "down_proj": (_own(down), *(_own(f"{place}.{packed}") for _, packed in _PACKED[bank])),
+    }
+
+
+EXPERTS: Mapping[str, Mapping[str, tuple[tuple[Rows, ...], ...]]] = {bank: _experts(bank) for bank in _PACKED}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,16 +124,17 @@ def accepted_factors(
         rank: the adapter's rank.
         shared_outer: whether the engine was started for experts that share their outer factors.
     """
-    leaf = module.rsplit(".", 1)[-1]
     found = _MODULE.fullmatch(module)
     if found is None:
-        return _outside(leaf, base, rank)
-    layer, path = int(found["layer"]), found["path"]
+        return _outside(module.rsplit(".", 1)[-1], base, rank)
+    layer = int(found["layer"])
+    stem, _, leaf = found["path"].rpartition(".")
+    path = f"{stem}.{_PUBLISHED.get(leaf, leaf)}"
     weights = base.layers.get(layer)
     if weights is None:
         return f"the base has no layer {layer}"
-    routed = _ROUTED.fullmatch(path)
-    known = (EXPERTS.get(routed["leaf"]) if routed else LINEARS.get(path)) or ()
+    bank = _BANK.fullmatch(path)
+    known = (EXPERTS[bank["bank"]].get(bank["leaf"]) if bank else LINEARS.get(path)) or ()
     if not known:
         return "SGLang has no LoRA for this module"
     sizes = next(
@@ -134,9 +143,12 @@ def accepted_factors(
     if sizes is None:
         return f"layer {layer} of the base has no such module, and SGLang would leave the factor out"
     out, width = sizes
-    if routed is None:
+    if bank is None:
         return Factors(a=(rank, width), b=(out, rank), form="[rank, in] and [out, rank]")
-    return _expert(routed["expert"], leaf, base.experts(layer), out, width, rank=rank, shared_outer=shared_outer)
+    # Inkling's shared experts always share their outer factors.
+    shared = shared_outer or bank["bank"] == "shared_experts"
+    experts = base.experts(layer, bank["bank"])
+    return _expert(bank["expert"], bank["leaf"], experts, out, width, rank=rank, shared_outer=shared)
 
 
 def _outside(leaf: str, base: BaseShapes, rank: int) -> Factors | str:

@@ -10,7 +10,8 @@ from lora_plugins_sdk.weight_files import WeightFiles
 
 _IN_LAYER = re.compile(r"(?:model\.|language_model\.|llm\.)*layers\.(?P<layer>\d+)\.(?P<path>.+)")
 _OUTSIDE = re.compile(r"(?:model\.|language_model\.|llm\.)*(?P<path>[a-z_]+)\.weight")
-_EXPERT = re.compile(r"mlp\.experts\.(?P<expert>\d+)\.")
+_EXPERT = re.compile(r"mlp\.(?P<bank>experts|shared_experts)\.(?P<expert>\d+)\.")
+_PACKED = re.compile(r"mlp\.(?P<bank>experts|shared_experts)\.\w+")
 
 Shape = tuple[int, ...]
 
@@ -43,10 +44,11 @@ class BaseShapes:
             outside["lm_head"] = outside["embed_tokens"]
         return cls(layers=layers, outside=outside)
 
-    def experts(self, layer: int) -> int:
-        """Routed experts of a layer; 0 when it has none."""
+    def experts(self, layer: int, bank: str = "experts") -> int:
+        """Experts of a layer in a bank, `experts` or `shared_experts`; 0 when it has none."""
         weights = self.layers.get(layer, {})
-        for packed in ("mlp.experts.gate_up_proj", "mlp.experts.w13_weight"):
-            if packed in weights:
-                return weights[packed][0]
-        return len({found["expert"] for path in weights if (found := _EXPERT.match(path))})
+        for path, shape in weights.items():
+            if len(shape) == 3 and (packed := _PACKED.fullmatch(path)) and packed["bank"] == bank:
+                return shape[0]
+        names = (found for path in weights if (found := _EXPERT.match(path)))
+        return len({found["expert"] for found in names if found["bank"] == bank})

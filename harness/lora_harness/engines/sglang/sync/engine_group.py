@@ -40,6 +40,11 @@ class EngineGroup:
         """The engines as they are now."""
         return tuple(self._clients)
 
+    @property
+    def ours(self) -> bool:
+        """Whether this run started the engines, and can again."""
+        return self._restart is not None
+
     def each(self, work: Callable[[SglangClient], T], indices: Iterable[int] | None = None) -> dict[int, T | LoraError]:
         """Do the same on several engines at once.
 

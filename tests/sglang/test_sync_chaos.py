@@ -1,0 +1,164 @@
+"""An engine killed with SIGKILL at ten points of a sync: no half version is served, and the run goes on or stops."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from own_process import OwnProcess
+from sync_engines import LORA_ARGUMENTS, SETTINGS, Answered, Engines, Truth, random_adapter, requests
+
+from lora_harness.engines.sglang.client import SglangClient
+from lora_harness.engines.sglang.sync.adapter_mode import AdapterSync
+from lora_harness.engines.sglang.sync.engine_group import EngineGroup
+from lora_harness.engines.sglang.sync.fold import Folder
+from lora_harness.engines.sglang.sync.merge_mode import MergeSync
+from lora_harness.engines.sglang.sync.package import Packer
+from lora_harness.engines.sglang.sync.serving import PolicySync
+from lora_harness.engines.sglang.sync.transport import MemoryTransport
+from lora_plugins_sdk import PeftAdapter
+from lora_plugins_sdk.errors import LoraError
+
+VICTIM = 1
+# The engine's call, and when it is killed: before it, a moment after it was sent, or when it has answered.
+ADAPTER_POINTS = (
+    ("load_adapter", "before"),
+    ("load_adapter", "during"),
+    ("load_adapter", "after"),
+    ("loaded_adapters", "after"),
+    ("unload_adapter", "before"),
+    ("generate", "before"),
+)
+MERGE_POINTS = (
+    ("begin_weight_update", "after"),
+    ("update_weights", "during"),
+    ("end_weight_update", "before"),
+    ("weight_checksums", "before"),
+)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+class Trapped:
+    """A client whose engine is killed at one point, once. Nothing of the engine is imitated."""
+
+    def __init__(self, client: SglangClient, call: str, moment: str, kill: Callable[[], None]) -> None:
+        self._client, self._call, self._moment, self._kill = client, call, moment, kill
+
+    def __getattr__(self, name: str) -> Any:
+        whole = getattr(self._client, name)
+        if name != self._call:
+            return whole
+
+        def sprung(*args: Any) -> Any:
+            self._call = ""
+            if self._moment == "before":
+                self._kill()
+            timer = threading.Timer(0.002, self._kill)
+            if self._moment == "during":
+                timer.start()
+            try:
+                return whole(*args)
+            finally:
+                timer.join() if self._moment == "during" else None
+                if self._moment == "after":
+                    self._kill()
+
+        return sprung
+
+
+@contextmanager
+def asking(engines: Engines, sync: PolicySync, answers: list[Answered]) -> Iterator[None]:
+    """Keeps the engine that lives busy while the block runs."""
+    done = threading.Event()
+
+    def run() -> None:
+        turn = 0
+        while not done.is_set():
+            answers.extend(ask(engines, sync, 0, f"busy-{len(answers)}-{turn}"))
+            turn += 1
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(120)
+
+
+def ask(engines: Engines, sync: PolicySync, index: int, tag: str) -> list[Answered]:
+    with sync.serving() as stamp:
+        sent = requests(stamp.adapter, tag, new_tokens=5)
+        try:
+            found = engines.group.clients[index].generate(sent)
+        except LoraError:
+            # As the harness does: restart, and ask the engine that came back.
+            sync.recover(index)
+            found = engines.group.clients[index].generate(sent)
+        for completion in found:
+            stamp.check(completion)
+        return [Answered(stamp.version, one, completion) for one, completion in zip(sent, found, strict=True)]
+
+
+def survive(
+    engines: Engines, sync: PolicySync, points: Sequence[tuple[str, str]], adapters: dict[int, PeftAdapter]
+) -> list[Answered]:
+    """Publish a version for each point with the engine killed there, and ask both engines after each."""
+    answers: list[Answered] = []
+    sync.publish(1, adapters[1].tensors, adapters[1].config)
+    with asking(engines, sync, answers):
+        for version, (call, moment) in enumerate(points, start=2):
+            engines.trap(VICTIM, lambda client: Trapped(client, call, moment, lambda: engines.kill(VICTIM)))  # noqa: B023
+            pid = engines.servers[VICTIM].pid
+            sync.publish(version, adapters[version].tensors, adapters[version].config)
+            for index in (0, VICTIM):
+                found = ask(engines, sync, index, f"{call}-{moment}-{index}")
+                assert {one.version for one in found} == {version}, (call, moment)
+                answers += found
+            assert engines.servers[VICTIM].pid != pid, f"the engine was not killed at {call}, {moment}"
+    return answers
+
+
+@pytest.fixture
+def truth(reference: OwnProcess, tiny_qwen3_dir: Path, tmp_path: Path) -> Truth:
+    return Truth(reference, tiny_qwen3_dir, tmp_path)
+
+
+def test_adapter_mode_survives_and_stops_with_the_cause(truth: Truth, tiny_qwen3_dir: Path, tmp_path: Path) -> None:
+    """B36, B40: a restarted engine gets base and adapter again; one that cannot be restarted ends the run, and the
+    other goes on with the version before."""
+    adapters = {version: random_adapter(tiny_qwen3_dir, seed=version) for version in range(1, 9)}
+    with Engines(tiny_qwen3_dir, tmp_path, count=2, **LORA_ARGUMENTS) as engines:
+        sync = AdapterSync(engines.group, Packer(tiny_qwen3_dir, SETTINGS), SETTINGS, MemoryTransport(512))
+        answers = survive(engines, sync, ADAPTER_POINTS, adapters)
+        assert len([text for text in engines.said if "was restarted" in text]) == len(ADAPTER_POINTS)
+        assert [one.loaded_adapters() for one in engines.group.clients] == [{"policy-v7"}] * 2
+        sync.close()
+
+        forever = EngineGroup(engines.group.clients, say=engines.said.append)
+        sync = AdapterSync(forever, Packer(tiny_qwen3_dir, SETTINGS), SETTINGS, MemoryTransport(512))
+        sync.publish(1, adapters[1].tensors, adapters[1].config)
+        engines.kill(VICTIM)
+        with pytest.raises(LoraError, match="signal SIGKILL") as told:
+            sync.publish(2, adapters[2].tensors, adapters[2].config)
+        assert "Requests get policy-v1 as before" in str(told.value)
+        assert engines.group.clients[0].loaded_adapters() == {"policy-v1"}
+        last = ask(engines, sync, 0, "left")
+        assert {one.version for one in last} == {1}
+        answers += last
+    assert truth.largest_gap(answers, adapters) <= 1e-5
+
+
+def test_merge_mode_survives(truth: Truth, tiny_qwen3_dir: Path, tmp_path: Path) -> None:
+    """B35, B37: an engine whose weights were half replaced serves nothing; it is started anew with the base and gets
+    the version whole."""
+    adapters = {version: random_adapter(tiny_qwen3_dir, seed=version) for version in range(1, 6)}
+    with Engines(tiny_qwen3_dir, tmp_path, count=2) as engines:
+        sync = MergeSync(engines.group, Folder(tiny_qwen3_dir, 512), dtype=torch.float32, buffer_mib=512)
+        answers = survive(engines, sync, MERGE_POINTS, adapters)
+    assert truth.largest_gap(answers, adapters) <= 1e-5
