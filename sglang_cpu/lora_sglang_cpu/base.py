@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.machinery
 import importlib.util
@@ -12,14 +11,11 @@ from typing import Any
 
 import torch
 
-FACTORIES = ("empty", "ones", "zeros", "full", "arange", "tensor")
-
 
 def install() -> None:
     """Patch torch and the module table of this process."""
     stub_vllm()
     drop_pinned_memory()
-    give_cpu_a_device_context()
 
 
 def stub_vllm() -> None:
@@ -43,7 +39,10 @@ def stub_vllm() -> None:
 
 
 def drop_pinned_memory() -> None:
-    """Without: every batch with an adapter fails, as torch pins host memory through an accelerator only."""
+    """Without: wrapping a layer for adapters, and each batch, fails in `torch.tensor`, `torch.zeros` or `pin_memory`.
+
+    Torch pins host memory through an accelerator only. No other factory was seen to be asked for pinned memory.
+    """
 
     def unpinned(factory: Any) -> Any:
         @functools.wraps(factory)
@@ -52,13 +51,6 @@ def drop_pinned_memory() -> None:
 
         return make
 
-    for name in FACTORIES:
-        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.tensor = unpinned(torch.tensor)
+    torch.zeros = unpinned(torch.zeros)
     torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore[method-assign]
-
-
-def give_cpu_a_device_context() -> None:
-    """Without: the engine's start fails at `torch.get_device_module("cpu").device(...)`, which other device modules
-    have."""
-    if not hasattr(torch.cpu, "device"):
-        torch.cpu.device = lambda device=None: contextlib.nullcontext()  # type: ignore[attr-defined]

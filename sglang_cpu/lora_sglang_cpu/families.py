@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lora_sglang_cpu import base, moe_lora
+from lora_sglang_cpu import base, gated_delta_net, moe_lora
 from lora_sglang_cpu.hook import Hook, register
 
-HOOKS: tuple[Hook, ...] = moe_lora.HOOKS
+HOOKS: tuple[Hook, ...] = (*moe_lora.HOOKS, *gated_delta_net.HOOKS)
 
 
 def install() -> None:
@@ -16,3 +16,4 @@ def install() -> None:
     """
     register(HOOKS)
     base.install()
+    gated_delta_net.keep_convolution_state_exact()

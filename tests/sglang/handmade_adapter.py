@@ -20,7 +20,7 @@ class HandmadeAdapter:
         deltas: Name of the base model's parameter -> what the adapter adds to it, `alpha / rank * B @ A`.
     """
 
-    def __init__(self, rank: int = 4, alpha: float = 8.0, seed: int = 3, std: float = 0.1) -> None:
+    def __init__(self, rank: int = 4, alpha: float = 8.0, seed: int = 3, std: float = 0.07) -> None:
         self.rank, self.alpha, self.std = rank, alpha, std
         self.tensors: dict[str, torch.Tensor] = {}
         self.deltas: dict[str, list[tuple[int | None, slice, torch.Tensor]]] = {}

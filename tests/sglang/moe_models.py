@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from handmade_adapter import HandmadeAdapter
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-
 
 def make_qwen3_moe(folder: str) -> None:
     """Qwen3-MoE with random fp32 weights: 2 layers, 8 experts of which 2 a token."""
@@ -63,23 +61,29 @@ def add_experts(adapter: HandmadeAdapter, layer: int, config: Any, layout: str) 
     adapter.add(f"{experts}.down_proj", down, hidden, inner, experts_a=count, experts_b=outer)
 
 
+def add_attention(adapter: HandmadeAdapter, layer: int, config: Any, output_gate: bool = False) -> None:
+    """Factors on q, k, v and o of a layer; with an output gate q has twice the rows, query and gate of each head."""
+    hidden, query = config.hidden_size, config.num_attention_heads * config.head_dim
+    kv = config.num_key_value_heads * config.head_dim
+    shapes = {
+        "q_proj": (2 * query if output_gate else query, hidden),
+        "k_proj": (kv, hidden),
+        "v_proj": (kv, hidden),
+        "o_proj": (hidden, query),
+    }
+    for name, (out_dim, in_dim) in shapes.items():
+        module = f"layers.{layer}.self_attn.{name}"
+        adapter.add(module, f"model.{module}.weight", out_dim, in_dim)
+
+
 def qwen3_moe_adapter(model: str, layout: str) -> HandmadeAdapter:
     """Attention and routed experts of every layer."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model)
     adapter = HandmadeAdapter()
-    query, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    shapes = {
-        "q_proj": (query, config.hidden_size),
-        "k_proj": (kv, config.hidden_size),
-        "v_proj": (kv, config.hidden_size),
-        "o_proj": (config.hidden_size, query),
-    }
     for layer in range(config.num_hidden_layers):
-        for name in ATTENTION:
-            module = f"layers.{layer}.self_attn.{name}"
-            adapter.add(module, f"model.{module}.weight", *shapes[name])
+        add_attention(adapter, layer, config)
         add_experts(adapter, layer, config, layout)
     return adapter
 
@@ -91,10 +95,17 @@ def save_qwen3_moe_adapter(model: str, folder: str, layout: str) -> None:
 
 def qwen3_moe_logprobs(model: str, sequences: Sequence[Sequence[int]], layout: str | None) -> list[list[float]]:
     """Log-probabilities of tokens 1.. with the adapter of this layout merged into the weights."""
+    return merged_logprobs(model, sequences, None if layout is None else qwen3_moe_adapter(model, layout))
+
+
+def merged_logprobs(
+    model: str, sequences: Sequence[Sequence[int]], adapter: HandmadeAdapter | None
+) -> list[list[float]]:
+    """Log-probabilities of tokens 1.. by transformers with the adapter merged into the weights."""
     from transformers import AutoModelForCausalLM
     from transformers_reference import logprobs_of
 
     net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
-    if layout is not None:
-        qwen3_moe_adapter(model, layout).merge(net)
+    if adapter is not None:
+        adapter.merge(net)
     return logprobs_of(net, sequences)

@@ -21,6 +21,8 @@ CPU_ARGUMENTS: dict[str, Any] = dict(
 LORA_ARGUMENTS: dict[str, Any] = dict(
     enable_lora=True, lora_backend="torch_native", max_lora_rank=8, lora_target_modules=["all"], max_loras_per_batch=3
 )
+# Layers with a recurrent state: no prefix cache, and room for the states of few requests instead of thousands.
+HYBRID_ARGUMENTS: dict[str, Any] = dict(disable_radix_cache=True, max_mamba_cache_size=32, max_running_requests=8)
 
 _engine: Any = None
 

@@ -1,0 +1,94 @@
+"""A small Qwen3.5-MoE hybrid, and an adapter on every module of it that SGLang can serve.
+
+Run these in a process that never imports SGLang.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from handmade_adapter import HandmadeAdapter
+from moe_models import add_attention, add_experts, merged_logprobs
+
+TARGETS = ["qkv_proj", "o_proj", "in_proj_qkvz", "out_proj", "gate_up_proj", "down_proj"]
+FIELDS = dict(
+    vocab_size=320,
+    hidden_size=64,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=16,
+    linear_value_head_dim=16,
+    linear_conv_kernel_dim=4,
+    moe_intermediate_size=32,
+    shared_expert_intermediate_size=64,  # a multiple of 32, to which SGLang pads widths on a CPU, but not adapters
+    num_experts=8,
+    num_experts_per_tok=2,
+    layer_types=["linear_attention", "full_attention"] * 2,
+    rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    partial_rotary_factor=0.5,  # SGLang reads this one, transformers the one above
+    max_position_embeddings=512,
+    tie_word_embeddings=False,
+    initializer_range=0.1,
+)
+
+
+def make_hybrid(folder: str) -> None:
+    """A text checkpoint (`Qwen3_5MoeForCausalLM`) with random fp32 weights: linear and full attention in turn."""
+    from transformers import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
+
+    torch.manual_seed(0)
+    net = Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**FIELDS)).float()
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    net.save_pretrained(folder)
+    path = Path(folder) / "config.json"
+    config = json.loads(path.read_text())
+    config["full_attention_interval"] = 2  # SGLang reads this where transformers reads layer_types
+    path.write_text(json.dumps(config))
+
+
+def hybrid_adapter(model: str, layout: str) -> HandmadeAdapter:
+    """Full attention, gated delta nets (q, k, v, z and the output), routed and shared experts of every layer."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model)
+    adapter = HandmadeAdapter()
+    hidden = config.hidden_size
+    key = config.linear_num_key_heads * config.linear_key_head_dim
+    value = config.linear_num_value_heads * config.linear_value_head_dim
+    for layer, kind in enumerate(config.layer_types):
+        if kind == "full_attention":
+            add_attention(adapter, layer, config, output_gate=True)
+        else:
+            module = f"layers.{layer}.linear_attn"
+            qkv = f"model.{module}.in_proj_qkv.weight"
+            adapter.add(f"{module}.in_proj_q", qkv, key, hidden)
+            adapter.add(f"{module}.in_proj_k", qkv, key, hidden, first_row=key)
+            adapter.add(f"{module}.in_proj_v", qkv, value, hidden, first_row=2 * key)
+            adapter.add(f"{module}.in_proj_z", f"model.{module}.in_proj_z.weight", value, hidden)
+            adapter.add(f"{module}.out_proj", f"model.{module}.out_proj.weight", hidden, value)
+        add_experts(adapter, layer, config, layout)
+        shared, inner = f"layers.{layer}.mlp.shared_expert", config.shared_expert_intermediate_size
+        adapter.add(f"{shared}.gate_proj", f"model.{shared}.gate_proj.weight", inner, hidden)
+        adapter.add(f"{shared}.up_proj", f"model.{shared}.up_proj.weight", inner, hidden)
+        adapter.add(f"{shared}.down_proj", f"model.{shared}.down_proj.weight", hidden, inner)
+    return adapter
+
+
+def save_hybrid_adapter(model: str, folder: str, layout: str) -> None:
+    """Write `hybrid_adapter` for SGLang."""
+    hybrid_adapter(model, layout).save(folder, TARGETS)
+
+
+def hybrid_logprobs(model: str, sequences: Sequence[Sequence[int]], layout: str | None) -> list[list[float]]:
+    """Log-probabilities of tokens 1.. with the adapter of this layout merged into the weights."""
+    return merged_logprobs(model, sequences, None if layout is None else hybrid_adapter(model, layout))
