@@ -85,8 +85,8 @@ HOOKS = (
         "sglang.srt.lora.backend.base_backend._compute_moe_lora_info",
         "(num_tokens, seg_indptr, lora_ranks, weight_indices, adapter_enabled, token_lora_mapping, max_len, "
         "bucket_len=None)",
-        "Asserts that blocks of 256 tokens cover a segment, counted by the longest request, but the torch backend joins "
-        "neighbours with the same adapter in one segment: three prompts of 150 tokens kill the scheduler.",
+        "Asserts that blocks of 256 tokens cover a segment, counted by the longest request, but the torch backend "
+        "joins neighbours with the same adapter in one segment: three prompts of 150 tokens kill the scheduler.",
         compute_moe_lora_info,
     ),
     Hook(

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from handmade_adapter import HandmadeAdapter
 from moe_models import add_attention, add_experts, merged_logprobs
 
 TARGETS = ["qkv_proj", "o_proj", "in_proj_qkvz", "out_proj", "gate_up_proj", "down_proj"]
-FIELDS = dict(
+FIELDS: dict[str, Any] = dict(
     vocab_size=320,
     hidden_size=64,
     num_hidden_layers=4,

@@ -17,7 +17,7 @@ def make_qwen3_moe(folder: str) -> None:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
+    fields: dict[str, Any] = dict(
         vocab_size=320,
         hidden_size=64,
         intermediate_size=96,
@@ -33,7 +33,7 @@ def make_qwen3_moe(folder: str) -> None:
         tie_word_embeddings=False,
         initializer_range=0.1,
     )
-    Qwen3MoeForCausalLM(config).float().save_pretrained(folder)
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**fields)).float().save_pretrained(folder)
 
 
 def add_experts(adapter: HandmadeAdapter, layer: int, config: Any, layout: str) -> None:
