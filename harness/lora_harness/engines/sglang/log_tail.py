@@ -7,6 +7,8 @@ from pathlib import Path
 from lora_plugins_sdk.staging import writable
 
 _LINES = 15
+# SGLang prints all of its arguments in one line.
+_WIDTH = 500
 
 
 class LogTail:
@@ -33,4 +35,4 @@ class LogTail:
 
     def tail(self, count: int = _LINES) -> str:
         """The last lines of it."""
-        return "\n".join(self.lines()[-count:]) or "(nothing was printed)"
+        return "\n".join(line[:_WIDTH] for line in self.lines()[-count:]) or "(nothing was printed)"
