@@ -46,7 +46,7 @@ def tensors(model: Path) -> dict[str, Tensor]:
 
 
 def test_a_package_holds_every_tensor_with_its_checksum(model: Path, tensors: dict[str, Tensor]) -> None:
-    """B36: all 2 * (2 * 7 + 1) factors, under the names of the engine, in memory of their own."""
+    """B24, B36: all 2 * (2 * 7 + 1) factors, under the names of the engine, in memory of their own."""
     package = Packer(model, SETTINGS).pack(1, tensors, CONFIG)
     assert package.name == "policy-v1" and len(package.tensors) == 30
     assert package.checksums.keys() == package.tensors.keys() == tensors.keys()

@@ -8,6 +8,7 @@ _SDK = "tests/sdk"
 _QWEN3 = "plugins/qwen3/tests"
 _HERE = "tests/known_faults"
 _HARNESS = "tests/harness"
+_SGLANG = "tests/sglang"
 _NO_EXPERTS = "no plugin has experts yet"
 
 
@@ -158,13 +159,26 @@ ROWS = {
         mutants=("shard-halves-joined-in-the-wrong-order", "shards-joined-in-the-wrong-order"),
         open=f"global expert numbers under EP: {_NO_EXPERTS}",
     ),
+    "B24": Row(
+        cure="a package holds every factor under its own name in memory of its own, and scales no tensor",
+        tests=(
+            f"{_SGLANG}/test_sync_adapter.py::test_a_random_adapter_on_every_target_answers_as_peft",
+            f"{_SGLANG}/test_sync_adapter.py::test_the_trainers_tensors_stay_its_own",
+            f"{_HARNESS}/test_sglang_package.py::test_a_package_holds_every_tensor_with_its_checksum",
+            f"{_HARNESS}/test_sglang_package.py::test_tensors_that_the_engine_would_misuse",
+        ),
+    ),
     "B25": Row(
         cure="a site declares the order of its projections; the branch and the base read that one order",
         mutants=("gate-and-up-swapped", "halves-declared-in-the-wrong-order"),
     ),
     "B29": Row(
         cure="names are checked against PEFT's own scheme, imports against every expected tensor",
-        tests=(f"{_SDK}/test_attachment.py::test_every_target_has_an_effect_and_a_gradient",),
+        tests=(
+            f"{_SDK}/test_attachment.py::test_every_target_has_an_effect_and_a_gradient",
+            f"{_SGLANG}/test_sync_adapter.py::test_a_random_adapter_on_every_target_answers_as_peft",
+            f"{_SGLANG}/test_sync_merge.py::test_names_that_the_engine_passes_over_are_found_out",
+        ),
         mutants=("prefix-missing", "layer-name-off-by-one", "missing-tensors-are-zeros", "exclusion-ignored"),
     ),
     "B32": Row(
@@ -189,6 +203,59 @@ ROWS = {
             f"{_QWEN3}/test_gradients_folded.py::test_rslora",
         ),
         mutants=("rslora-ignored", "rslora-not-exported", "scale-exported-as-alpha"),
+    ),
+    "B35": Row(
+        cure="each merge reads the pristine base from its files; the engine's checksums of all weights are compared",
+        tests=(
+            f"{_SGLANG}/test_sync_merge.py::test_merged_weights_answer_as_peft_and_thirty_merges_do_not_drift",
+            f"{_SGLANG}/test_sync_merge.py::test_an_engine_with_other_weights_is_refused",
+            f"{_SGLANG}/test_sync_merge.py::test_an_engine_that_outlives_the_run_gets_the_base_back",
+            f"{_HARNESS}/test_sglang_package.py::test_a_base_that_changed_is_not_merged_into",
+        ),
+    ),
+    "B36": Row(
+        cure="the set of tensors is that of the version before; the engine lists the name and compares every checksum",
+        tests=(
+            f"{_HARNESS}/test_sglang_package.py::test_a_package_holds_every_tensor_with_its_checksum",
+            f"{_HARNESS}/test_sglang_package.py::test_a_version_that_lost_a_layer",
+            f"{_SGLANG}/test_sync_adapter.py::test_a_random_adapter_on_every_target_answers_as_peft",
+            f"{_SGLANG}/test_sync_chaos.py::test_adapter_mode_survives_and_stops_with_the_cause",
+        ),
+    ),
+    "B37": Row(
+        cure="`serving()` stamps every request with the version whose adapter it names, or whose weights must answer",
+        tests=(
+            f"{_SGLANG}/test_sync_adapter.py::test_twenty_flips_under_load",
+            f"{_SGLANG}/test_sync_adapter.py::test_two_versions_in_flight",
+            f"{_SGLANG}/test_sync_merge.py::test_weights_from_elsewhere_are_not_taken_for_the_policys",
+            f"{_HARNESS}/test_sglang_versions.py::test_no_request_starts_while_weights_change",
+        ),
+    ),
+    "B39": Row(
+        cure="a version's name never comes back, so that no cached prefix can belong to another",
+        tests=(
+            f"{_SGLANG}/test_sync_adapter.py::test_twenty_flips_under_load",
+            f"{_SGLANG}/test_sync_adapter.py::test_a_name_never_comes_back",
+            f"{_SGLANG}/test_sync_adapter.py::test_another_runs_policy_is_not_taken_over",
+            f"{_HARNESS}/test_sglang_versions.py::test_numbers_do_not_come_back",
+        ),
+    ),
+    "B40": Row(
+        cure="`Versions` counts the requests of each version: one in use stays, and no more than `keep` are loaded",
+        tests=(
+            f"{_SGLANG}/test_sync_adapter.py::test_twenty_flips_under_load",
+            f"{_SGLANG}/test_sync_adapter.py::test_two_versions_in_flight",
+            f"{_HARNESS}/test_sglang_versions.py::test_a_version_in_use_is_never_superseded",
+            f"{_HARNESS}/test_sglang_versions.py::test_old_versions_bound_new_ones",
+        ),
+    ),
+    "B41": Row(
+        cure="engines are started for the adapter's own targets; ranks and scales are compared by value in one batch",
+        tests=(
+            f"{_SGLANG}/test_sync_adapter.py::test_twenty_flips_under_load",
+            f"{_SGLANG}/test_sync_adapter.py::test_slots_of_several_ranks_and_scales",
+            f"{_HARNESS}/test_sglang_package.py::test_what_the_engines_were_not_started_for",
+        ),
     ),
     "B44": Row(
         cure="dropout acts in training mode only; the harness refuses dropout in a GRPO run",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from own_process import OwnProcess
 from sync_engines import (
     LORA_ARGUMENTS,
+    PROMPTS,
     SETTINGS,
     Answered,
     Engines,
@@ -22,6 +24,7 @@ from sync_engines import (
 from lora_harness.engines.sglang.sync.adapter_mode import AdapterSync
 from lora_harness.engines.sglang.sync.package import Packer
 from lora_harness.engines.sglang.sync.transport import AdapterTransport, DirectoryTransport, MemoryTransport
+from lora_plugins_sdk import PeftAdapter
 from lora_plugins_sdk.errors import LoraError
 
 Sync = Callable[..., AdapterSync]
@@ -116,8 +119,8 @@ def test_twenty_flips_under_load(engines: Engines, truth: Truth, new_sync: Sync,
 
 
 def test_two_versions_in_flight(engines: Engines, truth: Truth, new_sync: Sync, tiny_qwen3_dir: Path) -> None:
-    """B37, B40, B41: a long request goes on with the version it began with while short ones get the new one, and the
-    old version stays loaded until it has ended. The ranks differ, so do the scales of the slots."""
+    """B37, B40: a long request goes on with the version it began with while short ones get the new one, and the old
+    version stays loaded until it has ended."""
     sync = new_sync()
     adapters = {1: random_adapter(tiny_qwen3_dir, seed=31), 2: random_adapter(tiny_qwen3_dir, seed=32)}
     sync.publish(1, adapters[1].tensors, adapters[1].config)
@@ -145,6 +148,40 @@ def test_two_versions_in_flight(engines: Engines, truth: Truth, new_sync: Sync, 
     third = random_adapter(tiny_qwen3_dir, seed=33)
     sync.publish(3, third.tensors, third.config)
     assert client.loaded_adapters() == {"policy-v2", "policy-v3"} or client.loaded_adapters() == {"policy-v3"}
+
+
+def test_slots_of_several_ranks_and_scales(
+    engines: Engines, truth: Truth, new_sync: Sync, tiny_qwen3_dir: Path
+) -> None:
+    """B41: adapters of several ranks and scales follow each other through the same slots, two of them in one batch with
+    the base; each keeps its own rank and scale, and nothing of the one before is left in the slot."""
+    client = engines.group.clients[0]
+    answers: list[Answered] = []
+    adapters: dict[int, PeftAdapter] = {}
+    for first, second in ((8, 2), (4, 8), (2, 4)):
+        sync = new_sync(keep=2)
+        numbers = (len(adapters) + 1, len(adapters) + 2)
+        with ExitStack() as open_requests:
+            stamps = [open_requests.enter_context(sync.serving())]
+            for version, rank in zip(numbers, (first, second), strict=True):
+                alone = random_adapter(tiny_qwen3_dir, seed=version, rank=rank)
+                adapters[version] = PeftAdapter(
+                    tensors=alone.tensors, config={**alone.config, "lora_alpha": 4.0 + 2 * version}
+                )
+                sync.publish(version, adapters[version].tensors, adapters[version].config)
+                stamps.append(open_requests.enter_context(sync.serving()))
+            sent = [one for stamp in stamps for one in requests(stamp.adapter, f"mixed-{stamp.version}-{first}")]
+            versions = [stamp.version for stamp in stamps for _ in PROMPTS]
+            # One message, so one batch; base, first and second take turns in it.
+            order = sorted(range(len(sent)), key=lambda index: index % len(PROMPTS))
+            found = client.generate([sent[index] for index in order])
+            answers += [
+                Answered(versions[index], sent[index], completion)
+                for index, completion in zip(order, found, strict=True)
+            ]
+        sync.close()
+    assert {one.version for one in answers} == {0, *adapters}
+    assert truth.largest_gap(answers, adapters) <= 1e-5
 
 
 def test_a_name_never_comes_back(engines: Engines, new_sync: Sync, tiny_qwen3_dir: Path) -> None:
