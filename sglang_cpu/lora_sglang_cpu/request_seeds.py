@@ -1,9 +1,9 @@
 """Seeds of requests: SGLang keeps them in its deterministic mode only, which no attention backend of a CPU has.
 
-With these hooks a request with a `sampling_seed` draws the same tokens in any batch of requests that are sampled alike,
-up to the rounding of logits (about 1e-7) where a random number falls that close to a boundary. Beside greedy requests,
-or requests with top-k, top-p or min-p, SGLang sorts the tokens first, which draws others. A request without a seed draws
-at random.
+With these hooks a request with a `sampling_seed` draws the same tokens in any batch of requests that are sampled
+alike, up to the rounding of logits (about 1e-7) where a random number falls that close to a boundary. Beside greedy
+requests, or requests with top-k, top-p or min-p, SGLang sorts the tokens first, which draws others. A request without
+a seed draws at random.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from lora_sglang_cpu.hook import Hook
 
 _SEED_BITS = 63
