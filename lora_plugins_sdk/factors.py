@@ -26,7 +26,7 @@ class LoraFactors(nn.Module):
     share the factor.
 
     Every parameter carries what host trainers look for (`tensor_model_parallel`, `partition_dim`, `partition_stride`,
-    `sequence_parallel`, `allreduce`) and what the SDK's reduction reads (`grad_sum_group`).
+    `sequence_parallel`, `allreduce`, with experts `shared`) and what the SDK's reduction reads (`grad_sum_group`).
 
     Args:
         plan: the site with its rows.
@@ -123,5 +123,10 @@ def _tag(parameter: nn.Parameter, rows: list[ParamRow], run: ParallelRun) -> Non
         "allreduce": not (rows[0].expert and run.facts.experts_apart),
         "grad_sum_group": groups.pop(),
     }
+    if rows[0].expert:
+        # Which ranks hold a copy, megatron-core asks of TP, and experts live elsewhere. `shared` leaves copies out of
+        # the gradient norm whatever the group; so the other mark must not.
+        copy = (rows[0].partition_dim < 0 and run.etp_rank > 0) or (rows[0].expert_dim < 0 and run.ep_rank > 0)
+        attributes |= {"tensor_model_parallel": True, "shared": copy}
     for name, value in attributes.items():
         setattr(parameter, name, value)

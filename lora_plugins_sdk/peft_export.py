@@ -13,11 +13,12 @@ from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.gather import gather_factors
 from lora_plugins_sdk.peft_config import minimal_config
 from lora_plugins_sdk.peft_files import PeftAdapter
+from lora_plugins_sdk.site import packed_name
 from lora_plugins_sdk.targets import candidates
 
 
 def export_adapter(model: Model, base_model_name_or_path: str = "") -> PeftAdapter:
-    """Gather the adapter in PEFT's terms on every rank. Collective over the TP and PP groups.
+    """Gather the adapter in PEFT's terms on every rank. Collective over the TP, ETP, EP and PP groups.
 
     Tensors are bit-identical under every topology, and share no memory with the adapter's parameters.
 
@@ -81,10 +82,10 @@ def peft_config(adapter: LoraAdapter, base_model_name_or_path: str = "") -> dict
 
 def _target_modules(adapter: LoraAdapter) -> list[str]:
     """Leaf names where every projection of that name is adapted, full paths where only some are."""
-    adapted = {row.hf_module for row in adapter.table.rows}
+    adapted = {packed_name(row.hf_module) for row in adapter.table.rows}
     every: dict[str, set[str]] = {}
     for one in candidates(adapter.plugin.architecture, adapter.hf_config):
-        every.setdefault(one.projection.leaf, set()).add(one.hf)
+        every.setdefault(one.projection.leaf, set()).add(packed_name(one.hf))
     names: set[str] = set()
     for leaf, modules in every.items():
         names |= {leaf} if modules <= adapted else modules & adapted

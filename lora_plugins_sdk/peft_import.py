@@ -8,11 +8,13 @@ import torch
 
 from lora_plugins_sdk.adapter import LoraAdapter, Model, adapter_of
 from lora_plugins_sdk.arguments import expect, expect_model
+from lora_plugins_sdk.defaults import PEFT_PREFIX
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 from lora_plugins_sdk.own_base import other_than_the_base
 from lora_plugins_sdk.peft_config import plain_lora_problems, whole_weights
 from lora_plugins_sdk.peft_files import PeftAdapter
 from lora_plugins_sdk.scatter import scatter_factors
+from lora_plugins_sdk.site import packed_name
 
 
 def import_adapter(model: Model, saved: PeftAdapter) -> None:
@@ -80,6 +82,10 @@ def _tensor_problems(adapter: LoraAdapter, saved: PeftAdapter) -> Iterator[Diagn
             row, torch.empty(row.full_shape, device="meta")
         )
         expected |= {name: tuple(tensor.shape) for name, tensor in named.items()}
+    other_sharing = list(_other_sharing(adapter, saved.tensors))
+    if other_sharing:
+        yield from other_sharing
+        return
     yield from _names(expected, saved.tensors.keys() - whole_weights(saved.tensors).keys())
     rank = adapter.table.lora.rank
     saved_rank = saved.config.get("r")
@@ -88,6 +94,21 @@ def _tensor_problems(adapter: LoraAdapter, saved: PeftAdapter) -> Iterator[Diagn
         # The config's rank is reported already; a tensor of that rank adds nothing.
         if tuple(saved.tensors[name].shape) != implied or saved_rank == rank:
             yield from _content(name, saved.tensors[name], expected[name], rank)
+
+
+def _other_sharing(adapter: LoraAdapter, tensors: Mapping[str, torch.Tensor]) -> Iterator[Diagnostic]:
+    """Experts saved one by one where the attached adapter has them together, or the other way round."""
+    for row in adapter.table.rows:
+        name = f"{PEFT_PREFIX}{row.hf_module}.lora_{row.factor}.weight"
+        other = name.format(expert=0) if row.packed else packed_name(name)
+        if row.expert and other in tensors and row.hf_name.format(expert=0) not in tensors:
+            sharing = "none" if row.packed else "outer"
+            yield Diagnostic(
+                subject=other,
+                reason=f"holds experts as expert_sharing={sharing!r} has them, the attached adapter does not",
+                cure=f"attach with expert_sharing={sharing!r}",
+            )
+            return
 
 
 def _names(expected: Iterable[str], found: Iterable[str]) -> Iterator[Diagnostic]:
@@ -109,9 +130,9 @@ def _names(expected: Iterable[str], found: Iterable[str]) -> Iterator[Diagnostic
 def _content(name: str, tensor: torch.Tensor, shape: tuple[int, ...], rank: int) -> Iterator[Diagnostic]:
     found = tuple(tensor.shape)
     if found != shape:
-        if found == shape[::-1]:
-            reason, cure = "is transposed", "save A as [rank, in] and B as [out, rank]"
-        elif rank in shape and len(found) == 2 and rank not in found:
+        if found == (*shape[:-2], shape[-1], shape[-2]):
+            reason, cure = "is transposed", "save A as [rank, in] and B as [out, rank], experts before them"
+        elif rank in shape and len(found) == len(shape) and rank not in found:
             reason, cure = f"is of another rank than {rank}", "attach with the adapter's own rank"
         else:
             reason, cure = "is of another size", "use an adapter trained on this base model"

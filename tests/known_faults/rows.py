@@ -53,32 +53,43 @@ ROWS = {
         tests=(
             f"{_QWEN3}/test_gradients_layouts.py::test_training_equals_one_process",
             f"{_QWEN3}/test_gradients_reductions.py::test_variants_of_the_gradient_buffers",
+            f"{_SDK}/test_expert_training.py::test_training_equals_one_process",
         ),
         mutants=("reduction-of-grad-where-main-grad-counts", "reduction-in-the-first-step-only"),
-        open=f"the sum over EP of factors that experts share: {_NO_EXPERTS}",
     ),
     "B4": Row(
-        cure="one coalesced sum for each group and dtype in a step",
-        tests=(f"{_HERE}/test_one_sum_a_step.py::test_one_sum_takes_all",),
-        open=f"the same over EP: {_NO_EXPERTS}",
+        cure="one coalesced sum for each group and dtype in a step; `ExpertRegion.sum_group` tags shared factors",
+        tests=(
+            f"{_HERE}/test_one_sum_a_step.py::test_one_sum_takes_all",
+            f"{_SDK}/test_expert_sites.py::test_rows",
+            f"{_SDK}/test_expert_training.py::test_training_equals_one_process",
+        ),
     ),
     "B5": Row(
         cure="`initial_factor` draws the full factor from the seed and the HF name alone",
-        tests=(f"{_QWEN3}/test_export_layouts.py::test_same_on_every_rank_of_every_topology",),
+        tests=(
+            f"{_QWEN3}/test_export_layouts.py::test_same_on_every_rank_of_every_topology",
+            f"{_SDK}/test_expert_training.py::test_training_equals_one_process",
+        ),
         mutants=("a-drawn-per-tensor-parallel-rank", "a-drawn-per-data-parallel-rank"),
-        open=f"replicas over EP: {_NO_EXPERTS}",
     ),
     "B6": Row(
-        cure="the mark `allreduce` puts a dense factor into the dense gradient buffers",
-        tests=(f"{_HERE}/test_parallel_state.py::test_dense_factors_follow_the_dense_data_parallel_domain",),
+        cure="the mark `allreduce` puts dense and expert factors into the gradient buffers of their own domains",
+        tests=(
+            f"{_HERE}/test_parallel_state.py::test_dense_factors_follow_the_dense_data_parallel_domain",
+            f"{_SDK}/test_run_facts.py::test_experts_may_live_in_a_data_parallel_domain_of_their_own",
+            f"{_SDK}/test_expert_training.py::test_training_equals_one_process",
+        ),
         mutants=("reduction-over-the-wrong-group",),
-        open=f"the expert data parallel domain with EP 1 and TP other than ETP: {_NO_EXPERTS}",
     ),
     "B7": Row(
         cure="`check_host` compares the host weight with the run's sizes; the branch passes dX on",
-        tests=(f"{_HERE}/test_parallel_state.py::test_an_adapter_of_another_parallel_size_is_refused",),
+        tests=(
+            f"{_HERE}/test_parallel_state.py::test_an_adapter_of_another_parallel_size_is_refused",
+            f"{_SDK}/test_expert_branch.py::test_parallel_sizes_of_another_run_are_refused",
+            f"{_SDK}/test_expert_training.py::test_training_equals_one_process",
+        ),
         mutants=("branch-input-detached",),
-        open=f"ETP above 1: {_NO_EXPERTS}",
     ),
     "B8": Row(
         cure="a row-parallel branch sums its r-wide product once; factors are not marked `sequence_parallel`",
@@ -106,10 +117,12 @@ ROWS = {
         mutants=("shards-drawn-alike",),
     ),
     "B12": Row(
-        cure="`tensor_model_parallel` marks shards, so that the gradient norm counts them on every rank",
-        tests=(f"{_HARNESS}/test_policy.py::test_topology_changes_nothing",),
+        cure="`tensor_model_parallel` marks shards, `shared` copies among experts: the gradient norm counts each once",
+        tests=(
+            f"{_HARNESS}/test_policy.py::test_topology_changes_nothing",
+            f"{_SDK}/test_expert_training.py::test_training_equals_one_process",
+        ),
         mutants=("shard-not-counted",),
-        open=f"expert factors in the norm: {_NO_EXPERTS}",
     ),
     "B13": Row(
         cure="`tensor_model_parallel` is false on replicas, so that the gradient norm counts them once",
@@ -154,10 +167,11 @@ ROWS = {
         cure="packs are declared per TP shard and resolved for each TP size",
         tests=(
             f"{_SDK}/test_pack.py::test_concat_puts_each_shards_gate_before_its_up",
+            f"{_SDK}/test_expert_base_weights.py::test_every_rank_gets_its_experts_and_its_shard",
+            f"{_SDK}/test_expert_training.py::test_training_equals_one_process",
             f"{_QWEN3}/test_export_layouts.py::test_same_on_every_rank_of_every_topology",
         ),
         mutants=("shard-halves-joined-in-the-wrong-order", "shards-joined-in-the-wrong-order"),
-        open=f"global expert numbers under EP: {_NO_EXPERTS}",
     ),
     "B24": Row(
         cure="a package holds every factor under its own name in memory of its own, and scales no tensor",
@@ -181,6 +195,14 @@ ROWS = {
         ),
         mutants=("prefix-missing", "layer-name-off-by-one", "missing-tensors-are-zeros", "exclusion-ignored"),
     ),
+    "B31": Row(
+        cure="attach and the base loader count every rank's experts; an adapter must have each",
+        tests=(
+            f"{_SDK}/test_expert_branch.py::test_a_host_that_cannot_carry_the_adapter_is_refused_unchanged",
+            f"{_SDK}/test_expert_files.py::test_what_does_not_fit_is_refused_with_nothing_written",
+            f"{_SDK}/test_expert_base_weights.py::test_what_does_not_fit_is_refused_with_nothing_written",
+        ),
+    ),
     "B32": Row(
         cure="B is [out, rank] in HF order; transposed or interleaved B's are refused or seen; exports are copies",
         tests=(
@@ -191,9 +213,12 @@ ROWS = {
     ),
     "B33": Row(
         cure="an import compares every shape, so a transposed factor is refused",
-        tests=(f"{_SDK}/test_peft_import_errors.py::test_a_tensor_that_does_not_fit_is_named",),
+        tests=(
+            f"{_SDK}/test_peft_import_errors.py::test_a_tensor_that_does_not_fit_is_named",
+            f"{_SDK}/test_expert_files.py::test_what_does_not_fit_is_refused_with_nothing_written",
+            f"{_SDK}/test_expert_base_weights.py::test_what_does_not_fit_is_refused_with_nothing_written",
+        ),
         mutants=("a-read-transposed", "b-read-transposed"),
-        open=f"orientation of three-dimensional expert factors: {_NO_EXPERTS}",
     ),
     "B34": Row(
         cure="`LoraConfig.scale` and `use_rslora` in the exported and the imported config",

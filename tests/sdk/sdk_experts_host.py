@@ -61,9 +61,9 @@ class GroupedLinear(nn.Module):
         for number in range(experts):
             self.register_parameter(f"weight{number}", nn.Parameter(torch.empty(out, width)))
 
-    def forward(self, x: Tensor, m_splits: list[int]) -> tuple[Tensor, None]:
-        parts = x.split(m_splits)
-        weights = [self.get_parameter(f"weight{number}") for number in range(len(m_splits))]
+    def forward(self, x: Tensor, m_splits: list[int] | Tensor) -> tuple[Tensor, None]:
+        parts = x.split(m_splits.tolist() if isinstance(m_splits, Tensor) else m_splits)
+        weights = [getattr(self, f"weight{number}") for number in range(len(parts))]
         return torch.cat([functional.linear(one, weight) for one, weight in zip(parts, weights, strict=True)]), None
 
 

@@ -10,8 +10,11 @@ import torch
 from sdk_experts_host import HF_CONFIG, moe_model, moe_plugin, moe_tokens
 from torch import Tensor
 
+from lora_harness.trainer.optimizer import global_grad_norm
 from lora_plugins_sdk import (
+    LoraAdapter,
     LoraConfig,
+    ParallelRun,
     PeftAdapter,
     adapter_of,
     attach,
@@ -59,6 +62,21 @@ def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: one for row, full in grads.items() for name, one in adapter.plugin.export_tensor(row, full).items()}
 
 
+def by_marks(adapter: LoraAdapter, run: ParallelRun) -> float:
+    """The gradient norm as megatron-core's optimizers count it: by two marks, over the experts' own model group."""
+    from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+    from megatron.core.transformer.module import param_is_not_shared
+
+    counted = [
+        parameter.main_grad.square().sum()  # type: ignore[attr-defined]
+        for parameter in adapter.parameters()
+        if param_is_not_shared(parameter) and param_is_not_tensor_parallel_duplicate(parameter)
+    ]
+    total = torch.stack(counted).sum() if counted else torch.zeros(())
+    torch.distributed.all_reduce(total, group=run.etp_ep_group)
+    return total.sqrt().item()
+
+
 def train(start: PeftAdapter, lora: LoraConfig) -> dict[str, Any]:
     """Three AdamW steps of this rank's part of the model in megatron-core's DistributedDataParallel."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -74,14 +92,15 @@ def train(start: PeftAdapter, lora: LoraConfig) -> dict[str, Any]:
     chunk: Any = DistributedDataParallel(host, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model)
     optimizer = torch.optim.AdamW(adapter.parameters(), lr=0.05)
     mine = run.dp_rank * run.facts.tp + run.tp_rank
-    first = None
+    first, norms = None, ()
     for step in range(STEPS):
         x, weight = (one.chunk(run.facts.stage_size)[mine] for one in moe_tokens(step))
         chunk.zero_grad_buffer()
         (chunk(x) * weight).sum().backward()
         chunk.finish_grad_sync()
         reduce_grads(chunk)
-        first = first if first is not None else gradients(chunk)
+        if first is None:
+            first, norms = gradients(chunk), (global_grad_norm(adapter.parameters(), run), by_marks(adapter, run))
         for parameter in adapter.parameters():
             parameter.grad = parameter.main_grad  # type: ignore[attr-defined]
         optimizer.step()
@@ -95,7 +114,13 @@ def train(start: PeftAdapter, lora: LoraConfig) -> dict[str, Any]:
         (name, *place[name]): hashlib.sha256(parameter.detach().numpy().tobytes()).hexdigest()
         for name, parameter in adapter.named_parameters()
     }
-    return {"initial": initial, "gradients": first, "final": export_adapter(model).tensors, "hashes": hashes}
+    return {
+        "initial": initial,
+        "gradients": first,
+        "norms": norms,
+        "final": export_adapter(model).tensors,
+        "hashes": hashes,
+    }
 
 
 def one_process(start: PeftAdapter, lora: LoraConfig) -> dict[str, Any]:
@@ -126,17 +151,20 @@ def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], bound: 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_training_equals_one_process(layout: Layout, sharing: str, rank: int) -> None:
     """B3, B4: shared factors sum over the ranks that hold other experts, also in later steps; B5: initial values do not
-    depend on the topology; B6: experts are reduced over their own domain; B7: ETP is the experts' own.
+    depend on the topology; B6: experts are reduced over their own domain; B7: ETP is the experts' own; B12: the
+    gradient norm counts every element once; B23: expert numbers are model-wide.
     """
     lora = lora_of(sharing, rank)
     start = start_adapter(lora)
     alone = one_process(start, lora)
     seen = run_world(train, layout, start, lora)
+    norm = sum(one.square().sum().item() for one in alone["gradients"].values()) ** 0.5
     hashes: dict[tuple[str, int, int], str] = {}
     for rank_seen in seen:
         assert all(torch.equal(rank_seen["initial"][name], one) for name, one in alone["initial"].items())
         assert_close(rank_seen["gradients"], alone["gradients"], 2e-5)
         assert_close(rank_seen["final"], alone["final"], 1e-4)
+        assert rank_seen["norms"] == pytest.approx((norm, norm), rel=1e-5)
         for key, value in rank_seen["hashes"].items():
             assert hashes.setdefault(key, value) == value, f"replicas of {key} differ"
 

@@ -26,23 +26,30 @@ def gradient(parameter: nn.Parameter) -> Tensor:
 def global_grad_norm(parameters: Sequence[nn.Parameter], run: ParallelRun) -> float:
     """L2 norm of the gradient of the whole adapter, the same on every rank and under every topology.
 
-    Shards add up over TP; a factor that every TP rank holds counts on the first one alone; stages add up over PP.
-    Data parallel ranks hold the same gradients.
+    Shards add up over TP, and over ETP x EP for experts; a factor that several of these ranks hold counts on the first
+    one alone; stages add up over PP. Data parallel ranks hold the same gradients.
 
     Args:
         parameters: this rank's trained parameters; may be empty on a stage without adapted modules.
         run: this rank's groups.
     """
-    counted = [one for one in parameters if getattr(one, "tensor_model_parallel", False) or run.tp_rank == 0]
-    total = torch.zeros((), dtype=torch.float64)
-    for parameter in counted:
-        total = total + gradient(parameter).double().square().sum().cpu()
+    # By the marks that megatron-core's optimizers read: `allreduce` is False where experts are laid out on their own.
+    totals = {True: torch.zeros((), dtype=torch.float64), False: torch.zeros((), dtype=torch.float64)}
+    for parameter in parameters:
+        whole = not getattr(parameter, "tensor_model_parallel", False)
+        if not getattr(parameter, "shared", False) and (run.tp_rank == 0 or not whole):
+            totals[getattr(parameter, "allreduce", True)] += gradient(parameter).double().square().sum().cpu()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    total = total.to(device)
-    for group in (run.tp_group, run.pp_group):
-        if group is not None:
-            dist.all_reduce(total, group=group)
-    return total.sqrt().item()
+    dense, experts = (
+        _sum(totals[flag].to(device), group) for flag, group in ((True, run.tp_group), (False, run.etp_ep_group))
+    )
+    return _sum(dense + experts, run.pp_group).sqrt().item()
+
+
+def _sum(total: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    if group is not None:
+        dist.all_reduce(total, group=group)
+    return total
 
 
 class AdapterOptimizer:
