@@ -16,6 +16,7 @@ from lora_plugins_sdk.input_gradient import BranchInput
 from lora_plugins_sdk.pack import QueryGroups
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.sharded_state import patched_sharded_state_dict
 from lora_plugins_sdk.site import SiteKind
 from lora_plugins_sdk.table import SitePlan
 
@@ -59,22 +60,28 @@ class SiteHandle:
         module.add_module(FACTORS, self.factors)
         if plan.site.fused_norm:
             self.module.return_layernorm_output = True
-        # A method of the class, or what another patch left on the instance; remove() puts the latter back.
-        self._instance_method = module.__dict__.get(plan.site.method)
+        # Methods of the class, or what another patch left on the instance; remove() puts the latter back.
+        self._before: dict[str, Any] = {}
         if plan.site.experts:
             patched = patched_expert_forward(module.forward, self.factors, delta)
         elif plan.site.method == "forward":
             patched = _patched_forward(module.forward, self.factors, delta, plan.site.fused_norm)
         else:
             patched = _patched_method(getattr(module, plan.site.method), self.factors, delta)
-        setattr(self.module, plan.site.method, patched)
+        self._patch(plan.site.method, patched)
+        self._patch("sharded_state_dict", patched_sharded_state_dict(module, self.factors, run, FACTORS))
+
+    def _patch(self, name: str, method: Callable[..., Any]) -> None:
+        self._before[name] = self.module.__dict__.get(name)
+        setattr(self.module, name, method)
 
     def remove(self) -> None:
-        """Restore the module: no factors, the method it had, its own norm output setting."""
-        if self._instance_method is None:
-            delattr(self.module, self.plan.site.method)
-        else:
-            setattr(self.module, self.plan.site.method, self._instance_method)
+        """Restore the module: no factors, the methods it had, its own norm output setting."""
+        for name, before in self._before.items():
+            if before is None:
+                delattr(self.module, name)
+            else:
+                setattr(self.module, name, before)
         delattr(self.module, FACTORS)
         if self.plan.site.fused_norm:
             self.module.return_layernorm_output = self._had_norm_output
