@@ -16,6 +16,7 @@ CPU_ARGUMENTS: dict[str, Any] = dict(
     max_total_tokens=2048,
     max_running_requests=16,
     skip_tokenizer_init=True,
+    sleep_on_idle=True,  # an idle scheduler would otherwise keep a core busy
     log_level="error",
 )
 LORA_ARGUMENTS: dict[str, Any] = dict(

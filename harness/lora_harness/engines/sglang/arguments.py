@@ -16,6 +16,8 @@ CPU_ARGUMENTS: Mapping[str, Any] = {
     "attention_backend": "torch_native",
     "sampling_backend": "pytorch",
     "disable_cuda_graph": True,
+    # An idle scheduler would otherwise keep a core busy, which the trainer needs.
+    "sleep_on_idle": True,
 }
 
 
