@@ -15,6 +15,7 @@ from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.manager import SelectedPlugin
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.selection import load_plugin
+from lora_plugins_sdk.site import EXPERT
 from lora_plugins_sdk.table import ParameterTable, derive_table
 from lora_plugins_sdk.targets import candidates
 from lora_plugins_sdk.testing.conformance.capability import check_lacks
@@ -101,7 +102,7 @@ class Subject:
         architecture = self.selected.architecture
         dims = architecture.dims(self.hf_config)
         free = [
-            one.projection.hf.format(layer="*")
+            one.projection.hf.format(layer="*", expert=EXPERT)
             for one in candidates(architecture, self.hf_config)
             if one.site.tied is None or not dims.flag(one.site.tied.when)
         ]

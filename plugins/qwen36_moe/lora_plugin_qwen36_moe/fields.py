@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from lora_plugins_sdk import Diagnostic, RunFacts
 
-LINEAR, FULL = "linear_attention", "full_attention"
-# transformers' own defaults.
-_ROTARY_SHARE, _INTERVAL = 0.25, 4
+_ROTARY_SHARE = 0.25  # transformers' own default
 
 _NOT_THE_POLICY = {
     "moe_shared_expert_overlap": "moves the tensor parallel sums out of the shared expert's linears, and an adapter's "
@@ -24,51 +22,10 @@ _NOT_THE_POLICY = {
 }
 
 
-def text_config(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's config: a text checkpoint's own, or the one within a vision-language model's."""
-    return hf_config.get("text_config", hf_config)
-
-
-def layer_types(text: Mapping[str, Any]) -> Sequence[str]:
-    """`linear_attention` or `full_attention` per layer, counted from `full_attention_interval` where no list is given.
-
-    Args:
-        text: the language model's config.
-    """
-    listed = text.get("layer_types")
-    if listed is not None:
-        return listed
-    interval = text.get("full_attention_interval", _INTERVAL)
-    return [LINEAR if (layer + 1) % interval else FULL for layer in range(text["num_hidden_layers"])]
-
-
 def rotary_percent(text: Mapping[str, Any]) -> float:
     """Share of each head that is rotated."""
     rope = text.get("rope_parameters") or {}
     return rope.get("partial_rotary_factor", text.get("partial_rotary_factor", _ROTARY_SHARE))
-
-
-def layer_problems(text: Mapping[str, Any]) -> list[Diagnostic]:
-    """Kinds of layers that are not built, and a list of another length than the model."""
-    found, layers = layer_types(text), text["num_hidden_layers"]
-    unknown = sorted({kind for kind in found if kind not in (LINEAR, FULL)})
-    problems = [
-        Diagnostic(
-            subject=f"layer_types: {kind!r}",
-            reason="is no kind of layer of this model",
-            cure=f"use {LINEAR} and {FULL}",
-        )
-        for kind in unknown
-    ]
-    if len(found) != layers:
-        problems.append(
-            Diagnostic(
-                subject=f"layer_types of {len(found)} layers",
-                reason=f"num_hidden_layers is {layers}",
-                cure="use the checkpoint's own config.json",
-            )
-        )
-    return problems
 
 
 def rope_problems(text: Mapping[str, Any], head_dim: int) -> list[Diagnostic]:
@@ -88,25 +45,16 @@ def rope_problems(text: Mapping[str, Any], head_dim: int) -> list[Diagnostic]:
 
 def run_problems(facts: RunFacts) -> list[Diagnostic]:
     """Parallel runs that this model cannot have, whatever its sizes."""
-    problems = []
-    if facts.cp > 1:
-        problems.append(
-            Diagnostic(
-                subject=f"context parallel size {facts.cp}",
-                reason="a gated delta net carries a state along the whole sequence, and megatron-core does not hand it "
-                "from rank to rank",
-                cure="use context parallel size 1; split the sequence with sequence parallelism instead",
-            )
+    if facts.cp == 1:
+        return []
+    return [
+        Diagnostic(
+            subject=f"context parallel size {facts.cp}",
+            reason="a gated delta net carries a state along the whole sequence, and megatron-core does not hand it "
+            "from rank to rank",
+            cure="use context parallel size 1; split the sequence with sequence parallelism instead",
         )
-    if facts.tp > 1 and not facts.sequence_parallel:
-        problems.append(
-            Diagnostic(
-                subject=f"tensor parallel size {facts.tp} without sequence parallelism",
-                reason="megatron-core's expert layers refuse to train so: every rank would dispatch the same tokens",
-                cure="turn sequence parallelism on",
-            )
-        )
-    return problems
+    ]
 
 
 def override_problems(overrides: Mapping[str, Any]) -> list[Diagnostic]:

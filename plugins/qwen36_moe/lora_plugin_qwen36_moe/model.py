@@ -8,17 +8,8 @@ from typing import Any
 import torch
 from megatron.core.models.gpt import GPTModel
 
-from lora_plugin_qwen36_moe.architecture import ARCHITECTURE
-from lora_plugin_qwen36_moe.fields import (
-    LINEAR,
-    layer_problems,
-    layer_types,
-    override_problems,
-    rope_problems,
-    rotary_percent,
-    run_problems,
-    text_config,
-)
+from lora_plugin_qwen36_moe.architecture import ARCHITECTURE, LAYERS
+from lora_plugin_qwen36_moe.fields import override_problems, rope_problems, rotary_percent, run_problems
 from lora_plugins_sdk import ParallelRun, raise_if_any
 from lora_plugins_sdk.hosts.gpt import build_gpt, transformer_config
 from lora_plugins_sdk.hosts.hf_fields import rope_theta, unsupported_fields
@@ -72,18 +63,20 @@ def build_model(
             would change what the policy is.
     """
     dims = ARCHITECTURE.dims(hf_config)
-    text = text_config(hf_config)
+    text = dims.config
     problems = [
         *unsupported_fields(text, _BUILT),
-        *layer_problems(text),
         *rope_problems(text, dims.resolve("head_dim")),
         *hybrid_size_problems(run.facts, dims),
         *run_problems(run.facts),
         *override_problems(overrides or {}),
     ]
     raise_if_any("This Qwen3.5/3.6 MoE model cannot be built:", problems)
-    linear = [int(kind == LINEAR) for kind in layer_types(text)]
+    kinds = LAYERS.resolve(dims, dims.resolve("num_hidden_layers"))
     model = hybrid_size_fields(dims) | _MODEL
-    model |= {"layernorm_epsilon": text.get("rms_norm_eps", 1e-6), "linear_attention_freq": linear}
+    model |= {
+        "layernorm_epsilon": text.get("rms_norm_eps", 1e-6),
+        "linear_attention_freq": [int(kind == LAYERS.types[0]) for kind in kinds],
+    }
     config = transformer_config(run, dtype=dtype, model=model, overrides=overrides or {})
     return build_gpt(config, run, dims, rope_theta=rope_theta(text), rotary_percent=rotary_percent(text))

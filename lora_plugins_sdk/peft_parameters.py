@@ -1,0 +1,208 @@
+"""Adapters on weights that are no linear of their own in HF, in PEFT's form for such (`target_parameters`), and back.
+
+An adapter file names the factors of each expert. transformers' model has no such modules: it holds the weights of all
+experts in one parameter `[experts, out, in]`, and PEFT gives the whole parameter one A `[experts * r, in]`, expert by
+expert, and one B `[out, r * experts]`, in which the experts of one rank are neighbours. Projections that share the
+parameter (gate and up) become one of the sum of their ranks, its B block-diagonal. The delta is the same. A router is
+no linear either: its factors keep their names and shapes, and the config names the parameter.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lora_plugins_sdk.architecture import Architecture
+from lora_plugins_sdk.defaults import PEFT_PREFIX
+from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.peft_files import PeftAdapter
+from lora_plugins_sdk.site import EXPERT, packed_name
+from lora_plugins_sdk.targets import Candidate, candidates
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HfParameter:
+    """One HF parameter that is no linear's weight.
+
+    Args:
+        name: of the parameter, for example `model.layers.0.mlp.experts.gate_up_proj`.
+        projections: HF modules (with `{expert}` where there are experts) that it packs along `out`, in order.
+        widths: rows of each.
+        experts: number of experts; 1 where the parameter is a plain matrix.
+    """
+
+    name: str
+    projections: tuple[str, ...]
+    widths: tuple[int, ...]
+    experts: int
+
+    @property
+    def module(self) -> str:
+        """The module that has the parameter."""
+        return self.name.rsplit(".", 1)[0]
+
+
+def hf_parameters(architecture: Architecture, hf_config: Mapping[str, object]) -> list[HfParameter]:
+    """The parameters of a model that PEFT must target as such, layer by layer; empty when all are linears' weights.
+
+    Raises:
+        LoraError: the config is another model's.
+    """
+    dims = architecture.dims(hf_config)
+    found: dict[str, list[Candidate]] = {}
+    for one in candidates(architecture, hf_config):
+        if one.site.fused_hf is not None:
+            found.setdefault(one.site.fused_hf.format(layer=one.layer), []).append(one)
+        elif one.site.method != "forward":
+            found[f"{one.hf}.weight"] = [one]
+    return [
+        HfParameter(
+            name=name,
+            projections=tuple(one.hf for one in members),
+            widths=tuple(dims.resolve(one.projection.out_dim) for one in members),
+            experts=dims.resolve(members[0].site.experts or "1"),
+        )
+        for name, members in found.items()
+    ]
+
+
+def to_parameters(adapter: PeftAdapter, parameters: Sequence[HfParameter]) -> PeftAdapter:
+    """An adapter with factors per expert (or packed, `[experts, ...]`) as PEFT loads it on transformers' model.
+
+    Everything else stays; the config then names every module and parameter in full, and has no dropout, which PEFT
+    cannot apply to parameters.
+
+    Args:
+        adapter: as `export_adapter` makes it.
+        parameters: of the model, by `hf_parameters`.
+
+    Raises:
+        LoraError: a projection has factors for some of its experts only.
+    """
+    tensors = dict(adapter.tensors)
+    adapted = {one: [module for module in one.projections if _names(tensors, module, "A")] for one in parameters}
+    adapted = {one: modules for one, modules in adapted.items() if modules}
+    if not adapted:
+        return adapter
+    fused: dict[str, Tensor] = {}
+    for parameter, prefix in _placed(adapted):
+        pairs = [_take_pair(tensors, module, parameter.experts) for module in adapted[parameter]]
+        shape = pairs[0][0].shape
+        held = dict(zip(adapted[parameter], (b for _, b in pairs), strict=True))
+        blocks = [
+            held.get(module, pairs[0][1].new_zeros(parameter.experts, width, 0))
+            for module, width in zip(parameter.projections, parameter.widths, strict=True)
+        ]
+        whole = torch.stack([torch.block_diag(*one) for one in zip(*blocks, strict=True)])
+        fused[f"{prefix}.lora_A.weight"] = torch.cat([a for a, _ in pairs], dim=1).reshape(-1, shape[-1])
+        fused[f"{prefix}.lora_B.weight"] = whole.permute(1, 2, 0).flatten(1)
+    config = dict(adapter.config) | {
+        "target_modules": sorted({_module(name) for name in tensors}),
+        "target_parameters": [one.name for one in adapted],
+        "lora_dropout": 0.0,
+        **_patterns(adapter.config, {one.name: len(modules) for one, modules in adapted.items()}),
+    }
+    return replace(adapter, tensors=tensors | fused, config=config)
+
+
+def from_parameters(adapter: PeftAdapter, parameters: Sequence[HfParameter]) -> PeftAdapter:
+    """The inverse of `to_parameters`: factors of each expert, from an adapter on the parameters that hold them.
+
+    Raises:
+        LoraError: a parameter's factors have another shape than `to_parameters` gives them, or its projections share a
+            factor, so that no pair per projection has the same rank.
+    """
+    wanted = set(adapter.config.get("target_parameters") or ())
+    adapted = [one for one in parameters if one.name in wanted]
+    if not adapted:
+        return adapter
+    tensors, rank = dict(adapter.tensors), int(adapter.config["r"])
+    for parameter, prefix in _placed(adapted):
+        a, b = (tensors.pop(f"{prefix}.lora_{factor}.weight") for factor in "AB")
+        count, experts = len(parameter.projections), parameter.experts
+        if a.shape[0] != count * rank * experts or tuple(b.shape) != (sum(parameter.widths), a.shape[0]):
+            raise LoraError(
+                parameter.name,
+                reason=f"its factors have shapes {list(a.shape)} and {list(b.shape)}, where {count} projections of "
+                f"rank {rank} and {experts} experts are expected",
+                cure="give an adapter that trains all projections of the parameter with one rank each",
+            )
+        by_expert = b.view(b.shape[0], -1, experts).permute(2, 0, 1)
+        for index, module in enumerate(parameter.projections):
+            rows = by_expert.split(list(parameter.widths), dim=1)[index]
+            ranks = slice(index * rank, (index + 1) * rank)
+            if rows.count_nonzero() != rows[:, :, ranks].count_nonzero():
+                raise LoraError(
+                    parameter.name,
+                    reason="the rows of one projection use the ranks of another",
+                    cure="train each projection with factors of its own",
+                )
+            for expert in range(experts):
+                name = f"{PEFT_PREFIX}{module.replace(EXPERT, str(expert))}"
+                tensors[f"{name}.lora_A.weight"] = a.view(experts, -1, a.shape[1])[expert, ranks].contiguous()
+                tensors[f"{name}.lora_B.weight"] = rows[expert, :, ranks].contiguous()
+    config = {key: value for key, value in adapter.config.items() if key not in _OF_PARAMETERS}
+    config["target_modules"] = sorted({_module(name) for name in tensors})
+    return replace(adapter, tensors=tensors, config=config)
+
+
+_OF_PARAMETERS = ("target_parameters", "rank_pattern", "alpha_pattern")
+
+
+def _placed(parameters: Iterable[HfParameter]) -> Iterator[tuple[HfParameter, str]]:
+    """Where PEFT keeps the factors of each: it wraps a module once per parameter, the first innermost."""
+    inner: dict[str, list[HfParameter]] = {}
+    for one in parameters:
+        inner.setdefault(one.module, []).append(one)
+    for module, ones in inner.items():
+        for depth, one in enumerate(reversed(ones)):
+            yield one, f"{PEFT_PREFIX}{module}{'.base_layer' * depth}"
+
+
+def _names(tensors: Mapping[str, Tensor], module: str, factor: str) -> list[str]:
+    """Names of one factor of a projection's experts, packed or not, that are there."""
+    packed = f"{PEFT_PREFIX}{packed_name(module)}.lora_{factor}.weight"
+    if packed in tensors:
+        return [packed]
+    each = re.compile(re.escape(f"{PEFT_PREFIX}{module}.lora_{factor}.weight").replace(re.escape(EXPERT), r"(\d+)"))
+    found = {int(match[1]): name for name in tensors if (match := each.fullmatch(name))}
+    return [found[number] for number in sorted(found)]
+
+
+def _take_pair(tensors: dict[str, Tensor], module: str, experts: int) -> tuple[Tensor, Tensor]:
+    """A `[experts, r, in]` and B `[experts, out, r]` of one projection, taken out of `tensors`."""
+    pair = []
+    for factor in "AB":
+        names = _names(tensors, module, factor)
+        parts = [tensors.pop(name) for name in names]
+        whole = parts[0] if parts and parts[0].dim() == 3 else torch.stack(parts) if parts else torch.empty(0)
+        if whole.shape[0] not in ((1, experts) if whole.dim() == 3 and len(parts) == 1 else (experts,)):
+            raise LoraError(
+                module,
+                reason=f"its {factor} factors are those of {whole.shape[0]} of {experts} experts",
+                cure="export the adapter again",
+            )
+        pair.append(whole.expand(experts, *whole.shape[1:]))
+    return pair[0], pair[1]
+
+
+def _module(name: str) -> str:
+    return name.removeprefix(PEFT_PREFIX).rsplit(".lora_", 1)[0]
+
+
+def _patterns(config: Mapping[str, Any], ranks: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """PEFT's rank and alpha of each parameter: both grow with the ranks that it has side by side, the scale stays."""
+    root = bool(config.get("use_rslora"))
+    return {
+        "rank_pattern": {re.escape(name): count * config["r"] for name, count in ranks.items()},
+        "alpha_pattern": {
+            re.escape(name): config["lora_alpha"] * (math.sqrt(count) if root else count)
+            for name, count in ranks.items()
+        },
+    }
