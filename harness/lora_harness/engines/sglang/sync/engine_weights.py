@@ -1,19 +1,16 @@
-"""The base's weights as SGLang holds them, and the checksums it must report for them.
+"""The base's weights as SGLang holds them.
 
-`/weights_checker` hashes each parameter of the engine: q, k and v are rows of one there, gate and up of another, and
-the vocabulary is padded. On a CPU the hash is the first 64 bits of SHA-256 over the parameter's bytes (SGLang 0.5.23).
+q, k and v are rows of one parameter there, gate and up of another, and the vocabulary is padded (SGLang 0.5.23).
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lora_harness.engines.sglang.sync.package import raw_bytes
 from lora_plugins_sdk.weight_files import WeightFiles
 
 # Leaf of an engine's parameter -> the HF projections whose rows it holds, in order.
@@ -37,21 +34,18 @@ class EngineWeight:
     parts: tuple[str, ...]
     padded: bool
 
-    def checksum(self, parts: Iterable[Tensor], dtype: torch.dtype) -> str:
-        """What the engine reports when these are its parts.
+    def whole(self, parts: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
+        """The parameter.
 
         Args:
-            parts: HF tensors in the order of `self.parts`; each is looked at once and not kept.
+            parts: HF tensors in the order of `self.parts`.
             dtype: the engine's.
         """
-        digest = hashlib.sha256()
-        rows = 0
-        for tensor in parts:
-            digest.update(raw_bytes(tensor.to(dtype).contiguous()))
-            rows += tensor.shape[0]
-            if self.padded and rows % _VOCABULARY_MULTIPLE:
-                digest.update(raw_bytes(torch.zeros(-rows % _VOCABULARY_MULTIPLE, *tensor.shape[1:], dtype=dtype)))
-        return digest.hexdigest()[:16]
+        tensors = [one.to(dtype) for one in parts]
+        rows = sum(one.shape[0] for one in tensors)
+        if self.padded and rows % _VOCABULARY_MULTIPLE:
+            tensors.append(tensors[0].new_zeros(-rows % _VOCABULARY_MULTIPLE, *tensors[0].shape[1:]))
+        return torch.cat(tensors) if len(tensors) > 1 else tensors[0].contiguous()
 
 
 def engine_weights(base: WeightFiles, *, tied: bool) -> dict[str, EngineWeight]:

@@ -16,6 +16,7 @@ import torch
 
 from lora_harness.engines.sglang.client import SglangClient
 from lora_harness.engines.sglang.sync.buckets import buckets
+from lora_harness.engines.sglang.sync.checksums import Checksum, checksum_that_gives, on_cpu
 from lora_harness.engines.sglang.sync.engine_group import EngineGroup, failures
 from lora_harness.engines.sglang.sync.engine_weights import EngineWeight, differences, engine_weights
 from lora_harness.engines.sglang.sync.fold import MIB, FoldedVersion, Folder
@@ -55,6 +56,7 @@ class MergeSync:
         self._weights = engine_weights(folder.base, tied=tied)
         self._held_in = {part: one for one in self._weights.values() for part in one.parts}
         self._now = folder.pristine()
+        self._checksum = self._find_checksum()
         self._pristine: dict[str, str] = {}
         for _ in self._stream(self._now, self._weights, (), self._pristine):
             pass
@@ -184,8 +186,17 @@ class MergeSync:
                         sending.append((part, tensor))
                     yield tensor
 
-            checksums[name] = weight.checksum(parts(), self._dtype)
+            checksums[name] = self._checksum(weight.whole(parts(), self._dtype))
             yield from sending
+
+    def _find_checksum(self) -> Checksum:
+        """How these engines compute checksums, found by the smallest of their weights."""
+        base = self._folder.base
+        smallest = min(self._weights.values(), key=lambda one: sum(base.tensor(part).num_bytes for part in one.parts))
+        tensor = smallest.whole(map(self._now.read, smallest.parts), self._dtype)
+        reported = self._group.clients[0].weight_checksums().get(smallest.name)
+        # With neither, the comparison of all weights tells what is wrong.
+        return checksum_that_gives(reported, tensor) or on_cpu
 
     def _verify(self, client: SglangClient, expected: Mapping[str, str] | None = None) -> None:
         """Compare all of an engine's weights with what they must be."""
