@@ -105,12 +105,13 @@ class AdapterSync:
                 sent += package.num_bytes
             except LoraError as error:
                 self._withdraw(package)
-                kept = _shown(self._versions.current)
+                back = "" if error is cause else f" and could not be brought back: {error}"
                 raise LoraError(
                     f"engine {name}",
-                    reason=f"did not take {package.name}: {error}\nRequests get {kept} as before",
+                    reason=f"did not take {package.name} ({cause}){back}\n"
+                    f"Requests get {_shown(self._versions.current)} as before",
                     cure="correct what the engine names and resume the run",
-                ) from cause
+                ) from error
         return sent
 
     def _load(self, client: SglangClient, package: AdapterPackage) -> None:
