@@ -8,6 +8,7 @@ _SDK = "tests/sdk"
 _QWEN3 = "plugins/qwen3/tests"
 _HERE = "tests/known_faults"
 _HARNESS = "tests/harness"
+_OFFLINE = "tests/offline"
 _SGLANG = "tests/sglang"
 _NO_EXPERTS = "no plugin has experts yet"
 
@@ -132,6 +133,50 @@ ROWS = {
         ),
         mutants=("replica-counted-twice",),
     ),
+    "B14": Row(
+        cure="factors are fp32 and stepped on in place: an import writes into the same memory, and there is no copy to "
+        "refresh; what is not finite is not saved",
+        tests=(
+            f"{_SDK}/test_peft_export.py::test_an_import_keeps_the_parameters_in_place",
+            f"{_HARNESS}/test_warm_start.py::test_the_reference_is_the_frozen_warm_start_adapter",
+            f"{_HARNESS}/test_checkpoint_files.py::test_a_run_that_diverged_does_not_push_good_checkpoints_out",
+        ),
+        mutants=("stale-export", "export-from-before-the-steps"),
+    ),
+    "B15": Row(
+        cure="a checkpoint holds both moments of every factor and AdamW's counter; there are no masters",
+        tests=(
+            f"{_HARNESS}/test_checkpoint_resume.py::test_resumed_run_equals_the_straight_one_bit_for_bit",
+            f"{_SDK}/test_adam_moments.py::test_another_trainer_goes_on_bit_for_bit",
+        ),
+    ),
+    "B16": Row(
+        cure="factors and moments are saved whole, under HF names, and cut anew by the table of the loading run",
+        tests=(
+            f"{_HARNESS}/test_checkpoint_resume.py::test_resume_under_another_topology",
+            f"{_HARNESS}/test_checkpoint_resume.py::test_weights_and_moments_are_resharded_bit_for_bit",
+            f"{_QWEN3}/test_dist_checkpointing.py::test_saved_here_and_loaded_there",
+            f"{_SDK}/test_expert_sharded_state.py::test_saved_here_and_loaded_there",
+        ),
+    ),
+    "B17": Row(
+        cure="weights alone never touch the moments; step, rate and place in the data are one number, and the data "
+        "that were trained on are compared",
+        tests=(
+            f"{_HARNESS}/test_warm_start.py::test_weights_alone_leave_the_moments_behind",
+            f"{_HARNESS}/test_checkpoint_resume.py::test_resumed_run_equals_the_straight_one_bit_for_bit",
+            f"{_HARNESS}/test_checkpoint_start.py::test_changed_training_data_are_noticed",
+        ),
+    ),
+    "B18": Row(
+        cure="`sharded_state_dict` of an adapted linear gives each factor its own offsets and replica numbers",
+        tests=(
+            f"{_QWEN3}/test_dist_checkpointing.py::test_saved_here_and_loaded_there",
+            f"{_SDK}/test_expert_sharded_state.py::test_saved_here_and_loaded_there",
+            f"{_HARNESS}/test_checkpoint_resume.py::test_resume_under_another_topology",
+            f"{_HARNESS}/test_checkpoint_resume.py::test_weights_and_moments_are_resharded_bit_for_bit",
+        ),
+    ),
     "B19": Row(
         cure="a pre-hook on the stack of layers makes the first recomputed block's input require a gradient",
         tests=(
@@ -160,6 +205,9 @@ ROWS = {
             f"{_QWEN3}/test_lora_disagreement.py::test_a_lost_layer",
             f"{_HERE}/test_stages.py::test_a_layer_on_no_stage_or_on_two_is_refused",
             f"{_SDK}/test_attachment.py::test_a_host_that_cannot_carry_the_adapter_is_refused_unchanged",
+            f"{_HARNESS}/test_checkpoint_resume.py::test_resume_under_another_topology",
+            f"{_HARNESS}/test_checkpoint_resume.py::test_weights_and_moments_are_resharded_bit_for_bit",
+            f"{_OFFLINE}/test_merge_refusals.py::test_layers_that_were_lost",
         ),
         mutants=("one-stage-exported",),
     ),
@@ -230,8 +278,12 @@ ROWS = {
         mutants=("rslora-ignored", "rslora-not-exported", "scale-exported-as-alpha"),
     ),
     "B35": Row(
-        cure="each merge reads the pristine base from its files; the engine's checksums of all weights are compared",
+        cure="each merge reads the pristine base from its files and sums in float32; there is no unmerge; the engine's "
+        "checksums of all weights are compared",
         tests=(
+            f"{_OFFLINE}/test_merge_values.py::test_sums_are_made_in_float32_and_rounded_once",
+            f"{_OFFLINE}/test_merge_experts.py::test_sums_of_fused_experts_are_rounded_once",
+            f"{_OFFLINE}/test_cli_offline.py::test_unmerge_is_refused_with_a_way_out",
             f"{_SGLANG}/test_sync_merge.py::test_merged_weights_answer_as_peft_and_thirty_merges_do_not_drift",
             f"{_SGLANG}/test_sync_merge.py::test_an_engine_with_other_weights_is_refused",
             f"{_SGLANG}/test_sync_merge.py::test_an_engine_that_outlives_the_run_gets_the_base_back",
@@ -282,6 +334,25 @@ ROWS = {
             f"{_HARNESS}/test_sglang_package.py::test_what_the_engines_were_not_started_for",
         ),
     ),
+    "B42": Row(
+        cure="padding rows of the head are zero, trimmed on export and made again on import; a tied head is refused",
+        tests=(
+            f"{_QWEN3}/test_lora_head.py::test_padding_rows",
+            f"{_QWEN3}/test_lora_head.py::test_tied_embeddings",
+            f"{_QWEN3}/test_export_layouts.py::test_same_on_every_rank_of_every_topology",
+            f"{_OFFLINE}/test_merge_values.py::test_a_padded_vocabulary",
+            f"{_OFFLINE}/test_merge_refusals.py::test_a_vocabulary_that_is_not_mere_padding",
+            f"{_OFFLINE}/test_merge_refusals.py::test_a_tied_head",
+        ),
+        mutants=("padding-exported",),
+    ),
+    "B43": Row(
+        cure="the reference is a frozen copy of the warm-start adapter, not the adapter switched off",
+        tests=(
+            f"{_HARNESS}/test_warm_start.py::test_the_reference_is_the_frozen_warm_start_adapter",
+            f"{_SDK}/test_frozen_adapter.py::test_the_frozen_adapter_computes_and_the_live_one_comes_back",
+        ),
+    ),
     "B44": Row(
         cure="dropout acts in training mode only; the harness refuses dropout in a GRPO run",
         tests=(
@@ -289,5 +360,13 @@ ROWS = {
             f"{_HARNESS}/test_config.py::test_everything_wrong_is_shown_together",
         ),
         mutants=("dropout-in-evaluation",),
+    ),
+    "B45": Row(
+        cure="`minimal_config` writes the keys of the first PEFT with safetensors, and `use_rslora` only when it is set",
+        tests=(
+            f"{_SDK}/test_peft_export.py::test_config_is_minimal",
+            f"{_OFFLINE}/test_export.py::test_every_peft_reads_the_config",
+            f"{_OFFLINE}/test_export.py::test_other_ways_to_select_become_full_names",
+        ),
     ),
 }
