@@ -68,7 +68,9 @@ def _name(moment: str, row: ParamRow) -> str:
 
 
 def _moment_of(optimizer: torch.optim.Optimizer | None, moment: str) -> TensorOf:
-    def moment_of(parameter: nn.Parameter) -> torch.Tensor:
+    def moment_of(parameter: torch.Tensor) -> torch.Tensor:
+        if not isinstance(parameter, nn.Parameter):
+            return torch.zeros_like(parameter)  # pinned: nothing has updated it, and nothing is written back
         assert optimizer is not None, "a stage with factors has an optimizer"
         return optimizer.state[parameter][moment]
 
@@ -88,3 +90,9 @@ def _problems(adapter: LoraAdapter, tensors: Mapping[str, torch.Tensor]) -> Iter
             yield Diagnostic(subject=name, reason=reason, cure=cure)
         elif not bool(torch.isfinite(tensor).all()):
             yield Diagnostic(subject=name, reason="holds NaN or infinite values", cure="use an earlier checkpoint")
+        elif row.pinned and bool(tensor.any()):
+            yield Diagnostic(
+                subject=name,
+                reason=f"belongs to {row.hf_module}, which this run holds at zero (pinned_modules)",
+                cure="load the weights alone, or leave the pin out",
+            )

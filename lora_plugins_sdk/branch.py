@@ -5,7 +5,7 @@ very buffer; nothing hidden-wide is allocated in the forward. What is communicat
 `region`).
 
 Shape letters: T tokens seen by `x`, S tokens of the output (S = T * tp when gathered, T / tp when scattered),
-n adapted projections, r rank.
+n trained projections, r rank.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BranchGeometry:
     Args:
         blocks: local blocks of the host layout.
         block_rows: host output columns in one block.
-        orders: per adapted projection, where the host has its rows.
+        orders: per trained projection, where the host has its rows.
         region: where the branch communicates.
         group: the TP group.
     """
@@ -51,7 +51,7 @@ class BranchGeometry:
         """Views of `rows` `[S, blocks * block_rows]`, `s` `[S, n * r]` and the B's, batched over blocks.
 
         Yields:
-            per adapted projection: where the host has its rows; its part of `s`, the same for every block,
+            per trained projection: where the host has its rows; its part of `s`, the same for every block,
             `[blocks, S, r]`; and per span of a block (nearly always one) the columns that hold it `[blocks, S, span]`
             and its rows of B in the dtype of `rows` `[blocks, span, r]`.
         """
@@ -67,7 +67,7 @@ class BranchGeometry:
 
 
 class LoraBranch(torch.autograd.Function):
-    """`output + scale * B (A x)` for all adapted projections of one site."""
+    """`output + scale * B (A x)` for all trained projections of one site."""
 
     @staticmethod
     def forward(
@@ -145,7 +145,7 @@ def site_delta(plan: SitePlan, run: ParallelRun) -> Callable[[torch.Tensor, torc
     geometry = BranchGeometry(
         blocks=plan.layout.blocks // tp,
         block_rows=plan.layout.block_rows,
-        orders=tuple(HostOrder(plan.layout, index, tp) for index in plan.adapted),
+        orders=tuple(HostOrder(plan.layout, index, tp) for index in plan.trained),
         region=plan.region,
         group=run.tp_group,
     )

@@ -11,6 +11,7 @@ from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 
 SCOPES = ("all", "language", "vision")
 EXPERT_SHARINGS = ("none", "outer")
+_MODULE_LISTS = ("target_modules", "exclude_modules", "pinned_modules")
 ADAPTER_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -25,6 +26,9 @@ class LoraConfig:
         use_rslora: rank-stabilised scale (Kalajdzievski 2023).
         target_modules: `all-linear`, HF names (`q_proj`), Megatron names (`linear_qkv`), full paths or wildcards.
         exclude_modules: taken away from the targets; same vocabulary.
+        pinned_modules: targets that this run holds at zero, since its rollout engine cannot serve them; same
+            vocabulary. They are in every adapter file, with a B of exact zeros, and nothing trains them. A run whose
+            engine can serve them goes on from the same file without pins.
         scope: region of a multimodal model that may be adapted: `all`, `language` or `vision`.
         expert_sharing: `none` gives every routed expert factors of its own; `outer` has all experts of a layer share
             the factor on the hidden side: A where they read the hidden states, B where they write them.
@@ -42,13 +46,14 @@ class LoraConfig:
     use_rslora: bool = False
     target_modules: tuple[str, ...] = ("all-linear",)
     exclude_modules: tuple[str, ...] = ()
+    pinned_modules: tuple[str, ...] = ()
     scope: str = "all"
     expert_sharing: str = "none"
     seed: int = 0
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("target_modules", "exclude_modules"):
+        for name in _MODULE_LISTS:
             value = getattr(self, name)
             many = isinstance(value, Iterable) and not isinstance(value, str)
             object.__setattr__(self, name, tuple(value) if many else (value,))
@@ -73,7 +78,7 @@ class LoraConfig:
             yield Diagnostic(subject=f"seed={self.seed!r}", reason="not an integer", cure="use 0")
         if not self.target_modules:
             yield Diagnostic(subject="target_modules", reason="names no module", cure="use 'all-linear'")
-        for name in ("target_modules", "exclude_modules"):
+        for name in _MODULE_LISTS:
             for target in getattr(self, name):
                 if not isinstance(target, str) or not target:
                     yield Diagnostic(subject=f"{name}: {target!r}", reason="not a module name", cure="use 'q_proj'")

@@ -93,7 +93,9 @@ def lora_serving_names(row: ParamRow) -> Mapping[str, str]:
 
 @hookimpl(trylast=True)
 def lora_site_delta(plan: SitePlan, run: ParallelRun) -> Callable[..., Tensor]:
-    """The branch by kind."""
+    """The branch by kind; none where every adapted projection is pinned."""
+    if not plan.trained:
+        return lambda output, *inputs: output
     from lora_plugins_sdk.branch import site_delta
     from lora_plugins_sdk.expert_branch import expert_delta
 

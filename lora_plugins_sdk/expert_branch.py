@@ -103,7 +103,7 @@ def expert_delta(plan: SitePlan, run: ParallelRun) -> Callable[..., torch.Tensor
     """The branch of one site as `delta(base_output, branch_input, factors, m_splits)`."""
     etp = run.facts.etp if plan.site.kind is SiteKind.COLUMN else 1
     assert plan.layout.blocks == etp, "experts are packed shard by shard"
-    columns = ExpertColumns(spans=tuple(plan.layout.spans(index)[0] for index in plan.adapted))
+    columns = ExpertColumns(spans=tuple(plan.layout.spans(index)[0] for index in plan.trained))
 
     def delta(output: torch.Tensor, x: torch.Tensor, factors: LoraFactors, m_splits: Splits) -> torch.Tensor:
         x = factors.drop(x)

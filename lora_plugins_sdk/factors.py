@@ -15,12 +15,14 @@ from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.region import ExpertRegion
 from lora_plugins_sdk.table import ParamRow, SitePlan
 
-# A tensor shaped like a stored parameter: its values, or what an optimizer keeps for it.
-TensorOf = Callable[[nn.Parameter], torch.Tensor]
+# A tensor shaped like a stored one: its values, or what an optimizer keeps for it. What is pinned is no parameter.
+TensorOf = Callable[[torch.Tensor], torch.Tensor]
 
 
 class LoraFactors(nn.Module):
     """A stacked `[n * r, in]` and one B `[out, r]` per adapted projection, this rank's part of each.
+
+    What the run pins at zero is held in buffers: no optimizer, gradient or weight decay reaches it.
 
     With experts their number comes first: `[local experts, n * r, in]` and `[local experts, out, r]`, or 1 where they
     share the factor.
@@ -47,7 +49,11 @@ class LoraFactors(nn.Module):
         self._mask_stream = _mask_stream(plan, run)
         for name, rows in self.stored_rows().items():
             values = [initial_factor(row, lora.seed, run) for row in rows]
-            parameter = nn.Parameter(torch.cat(values, dim=-2).to(device))
+            value = torch.cat(values, dim=-2).to(device)
+            if rows[0].pinned:
+                self.register_buffer(name, value)
+                continue
+            parameter = nn.Parameter(value)
             _tag(parameter, rows, run)
             self.register_parameter(name, parameter)
 
@@ -58,6 +64,10 @@ class LoraFactors(nn.Module):
             grouped.setdefault(row.param, []).append(row)
         return grouped
 
+    def stored(self, name: str) -> torch.Tensor:
+        """What `stored_rows` names: a parameter, or a buffer where its rows are pinned."""
+        return self.get_buffer(name) if name in self._buffers else self.get_parameter(name)
+
     @property
     def a(self) -> nn.Parameter:
         """Stacked A factors `[n * r, in]`; experts first."""
@@ -65,17 +75,17 @@ class LoraFactors(nn.Module):
 
     @property
     def bs(self) -> list[nn.Parameter]:
-        """B factors in the order of the adapted projections."""
-        return [self.get_parameter(row.param) for row in self.plan.rows if row.factor == "B"]
+        """B factors in the order of the trained projections."""
+        return [self.get_parameter(row.param) for row in self.plan.rows if row.factor == "B" and not row.pinned]
 
     def local(self, row: ParamRow, of: TensorOf = torch.Tensor.detach) -> torch.Tensor:
-        """This rank's part of one factor, a view into its stored parameter `[local_shape]`.
+        """This rank's part of one factor, a view into its stored tensor `[local_shape]`.
 
         Args:
             row: the factor.
-            of: what to view in place of the parameter itself, a tensor of its shape (an optimizer's moment).
+            of: what to view in place of the tensor itself, one of its shape (an optimizer's moment).
         """
-        return of(self.get_parameter(row.param)).narrow(-2, row.stacked_at, row.local_shape[-2])
+        return of(self.stored(row.param)).narrow(-2, row.stacked_at, row.local_shape[-2])
 
     def drop(self, x: torch.Tensor) -> torch.Tensor:
         """Dropout on the branch input while training.

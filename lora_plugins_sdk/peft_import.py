@@ -15,6 +15,7 @@ from lora_plugins_sdk.peft_config import plain_lora_problems, whole_weights
 from lora_plugins_sdk.peft_files import PeftAdapter
 from lora_plugins_sdk.scatter import scatter_factors
 from lora_plugins_sdk.site import packed_name
+from lora_plugins_sdk.table import ParamRow
 
 
 def import_adapter(model: Model, saved: PeftAdapter) -> None:
@@ -29,7 +30,7 @@ def import_adapter(model: Model, saved: PeftAdapter) -> None:
         LoraError: nothing was written. Lists every difference: rank, alpha, rsLoRA or variant in the config; tensors
             that are
             missing, left over, transposed, of another rank or shape, not floating point, or not finite; whole weights
-            that are not the base's own.
+            that are not the base's own; a delta of a projection that this run holds at zero.
     """
     expect_model(model)
     expect("saved", saved, PeftAdapter, cure="read it first: read_adapter(directory)")
@@ -44,6 +45,7 @@ def import_adapter(model: Model, saved: PeftAdapter) -> None:
             ],
         )
         fulls = {row: adapter.plugin.import_tensor(row, saved.tensors) for row in adapter.table.rows}
+        raise_if_any("this adapter cannot be loaded:", _pinned_content(fulls))
     except Exception as error:
         adapter.plugin.on_error(error, "import")
         raise
@@ -109,6 +111,18 @@ def _other_sharing(adapter: LoraAdapter, tensors: Mapping[str, torch.Tensor]) ->
                 cure=f"attach with expert_sharing={sharing!r}",
             )
             return
+
+
+def _pinned_content(fulls: Mapping[ParamRow, torch.Tensor]) -> Iterator[Diagnostic]:
+    for row, full in fulls.items():
+        if row.pinned and row.factor == "B" and bool(full.any()):
+            yield Diagnostic(
+                subject=row.hf_name,
+                reason=f"has a delta for {row.hf_module}, which this run holds at zero (pinned_modules): the policy "
+                "would not be the saved one",
+                cure="serve the policy merged into the base and leave the pin out, or merge this adapter into the base "
+                "(`lora-plugins merge`) and train a new one on that",
+            )
 
 
 def _names(expected: Iterable[str], found: Iterable[str]) -> Iterator[Diagnostic]:

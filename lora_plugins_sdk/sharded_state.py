@@ -66,11 +66,11 @@ def _sharded_factors(factors: LoraFactors, run: ParallelRun, prefix: str) -> dic
 
 
 def _sharded(factors: LoraFactors, name: str, row: ParamRow, run: ParallelRun, prefix: str) -> Any:
-    """One stored parameter: a sharded tensor, or several where TP splits its sections each on its own."""
+    """One stored tensor: a sharded tensor, or several where TP splits its sections each on its own."""
     from megatron.core.dist_checkpointing import ShardedTensor
     from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 
-    parameter = factors.get_parameter(name)
+    stored = factors.stored(name)
     # megatron-core takes a layer's number out of the key and makes it a dimension over all layers; targets may be some.
     key = f"{prefix}{name}" if row.layer is None else f"{prefix}{name}.{row.layer}"
     pack = factors.plan.site.pack
@@ -82,7 +82,7 @@ def _sharded(factors: LoraFactors, name: str, row: ParamRow, run: ParallelRun, p
     )
     offsets = list(_offsets(row, run))
     if len(row.sections) == 1:
-        return make(key, parameter, *offsets)
+        return make(key, stored, *offsets)
     sizes = [section.local for section in row.sections]
 
     def build(key: str, tensor: torch.Tensor, replica_id: Any, flattened_range: Any) -> Any:
@@ -92,7 +92,7 @@ def _sharded(factors: LoraFactors, name: str, row: ParamRow, run: ParallelRun, p
     def merge(parts: Any) -> torch.Tensor:
         return torch.cat(list(parts), dim=-2)
 
-    return ShardedTensorFactory(key, parameter, build, merge, _replica(row, run))
+    return ShardedTensorFactory(key, stored, build, merge, _replica(row, run))
 
 
 def _offsets(row: ParamRow, run: ParallelRun) -> Iterable[tuple[int, int, int]]:

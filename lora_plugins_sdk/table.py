@@ -17,7 +17,7 @@ from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.region import ExpertRegion, Region, region_of
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.site import Site, SiteKind, packed_name
-from lora_plugins_sdk.targets import Candidate, candidates
+from lora_plugins_sdk.targets import Candidate, candidates, pinned_modules
 
 if TYPE_CHECKING:
     from lora_plugins_sdk.manager import SelectedPlugin
@@ -44,6 +44,7 @@ class ParamRow:
         expert_dim: dimension that EP splits; -1 when every such rank holds it whole.
         grad_sum_group: group over which the gradient is summed once per step; None when each rank has it complete.
         expert: whether the factor belongs to routed experts.
+        pinned: whether the run holds the projection at zero; it is then stored apart and trained by nothing.
         packed: whether an adapter file holds the factor of all experts as one tensor, not one tensor each.
         init_key: what the initial values depend on, with the seed and nothing else; with `{expert}`, each expert's.
         hf_name: tensor name in a PEFT adapter file; with `{expert}`, each expert's.
@@ -64,6 +65,7 @@ class ParamRow:
     expert_dim: int
     grad_sum_group: str | None
     expert: bool
+    pinned: bool
     packed: bool
     init_key: str
     hf_name: str
@@ -92,6 +94,11 @@ class SitePlan:
     adapted: tuple[int, ...]
     layout: BlockLayout
     region: Region | ExpertRegion
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """Of `adapted`, those that are not pinned."""
+        return tuple(index for index, row in zip(self.adapted, self.rows, strict=False) if not row.pinned)
 
     @property
     def host_module(self) -> str:
@@ -151,18 +158,20 @@ def derive_table(
         facts: parallel sizes.
 
     Raises:
-        LoraError: targets that do not resolve, a parallel size or a rank that the model's dimensions do not allow.
+        LoraError: targets or pins that do not resolve, a parallel size or a rank that the model's dimensions do not
+            allow.
     """
     architecture = plugin.architecture
     dims = architecture.dims(hf_config)
     plugin.validate_run(hf_config, lora, facts)
     wanted = plugin.normalize_targets(hf_config, lora)
+    pinned = pinned_modules(architecture, hf_config, lora, wanted)
     plans = []
     for (site, layer), group in groupby(candidates(architecture, hf_config), key=lambda one: (one.site, one.layer)):
         members = list(group)
         adapted = [index for index, one in enumerate(members) if one.hf in wanted]
         if adapted:
-            plans.append(_plan(plugin, site, layer, members, adapted, dims, lora, facts))
+            plans.append(_plan(plugin, site, layer, members, adapted, pinned, dims, lora, facts))
     if lora.expert_sharing != "none" and not any(plan.site.experts for plan in plans):
         raise LoraError(
             f"expert_sharing={lora.expert_sharing!r}",
@@ -216,6 +225,7 @@ def _plan(
     layer: int | None,
     members: list[Candidate],
     adapted: list[int],
+    pinned: frozenset[str],
     dims: ModelDims,
     lora: LoraConfig,
     facts: RunFacts,
@@ -224,10 +234,11 @@ def _plan(
     layout = site_layout(site, dims, tp)
     region = ExpertRegion(etp=facts.etp, ep=facts.ep) if site.experts else region_of(site.kind, facts)
     experts = dims.resolve(site.experts) if site.experts else None
-    rows = []
+    rows: list[ParamRow] = []
     for factor in ("A", "B"):
-        for position, index in enumerate(adapted):
+        for index in adapted:
             member = members[index]
+            stack = "A_pinned" if member.hf in pinned else "A"
             width, out = dims.resolve(member.projection.in_dim), layout.rows(index)
             raise_if_any(f"cannot adapt {member.hf}:", _rank_too_large(lora.rank, width, out))
             split_rows = factor == "B" and site.kind is SiteKind.COLUMN and tp > 1
@@ -258,8 +269,8 @@ def _plan(
                 layer=layer,
                 factor=factor,
                 host_module=member.host,
-                param="A" if factor == "A" else f"B_{member.projection.leaf}",
-                stacked_at=position * lora.rank if factor == "A" else 0,
+                param=stack if factor == "A" else f"B_{member.projection.leaf}",
+                stacked_at=lora.rank * sum(one.param == stack for one in rows) if factor == "A" else 0,
                 full_shape=full,
                 local_shape=local,
                 sections=sections,
@@ -267,6 +278,7 @@ def _plan(
                 expert_dim=expert_dim,
                 grad_sum_group=group,
                 expert=experts is not None,
+                pinned=member.hf in pinned,
                 packed=experts is not None and lora.expert_sharing == "outer",
                 init_key=f"{packed_name(member.hf) if shared else member.hf}.lora_{factor}",
                 hf_name="",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -107,6 +107,43 @@ def normalize_targets(architecture: Architecture, hf_config: Mapping[str, object
             cure="widen target_modules, exclude less, or use scope 'all'",
         )
     return frozenset(picked)
+
+
+def pinned_modules(
+    architecture: Architecture, hf_config: Mapping[str, object], lora: LoraConfig, wanted: Collection[str]
+) -> frozenset[str]:
+    """Full HF names of the projections that are held at zero.
+
+    Args:
+        architecture: the model's.
+        hf_config: its config.
+        lora: names the targets and the pins.
+        wanted: what the targets resolve to.
+
+    Raises:
+        LoraError: a pin that names no target, or pins that leave nothing to train.
+    """
+    adapted = [one for one in candidates(architecture, hf_config) if one.hf in wanted]
+    idle = [pin for pin in lora.pinned_modules if not any(one.matches(pin) for one in adapted)]
+    raise_if_any(
+        "cannot pin:",
+        [
+            Diagnostic(
+                subject=f"pin {pin!r}",
+                reason="matches no projection that the targets name, so it has no effect",
+                cure="correct it or leave it out",
+            )
+            for pin in idle
+        ],
+    )
+    pinned = frozenset(one.hf for one in adapted if any(one.matches(pin) for pin in lora.pinned_modules))
+    if pinned and len(pinned) == len(set(wanted)):
+        raise LoraError(
+            f"pins {', '.join(lora.pinned_modules)}",
+            reason="hold every target at zero: nothing is left to train",
+            cure="widen target_modules, or pin less",
+        )
+    return pinned
 
 
 def _unmatched(known: list[Candidate], lora: LoraConfig) -> Iterable[Diagnostic]:

@@ -25,13 +25,13 @@ def _cells(row: ParamRow) -> tuple[str, ...]:
         _shape(row.full_shape),
         _shape(row.local_shape),
         "-" if row.partition_dim < 0 else str(row.partition_dim),
-        row.grad_sum_group or "-",
+        "pinned" if row.pinned else row.grad_sum_group or "-",
         _without_layer(row.hf_name, row.layer),
         _without_layer(row.serving_names.get("sglang", "-"), row.layer),
     )
 
 
-def _shape(shape: tuple[int, int]) -> str:
+def _shape(shape: tuple[int, ...]) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
 
 
