@@ -12,6 +12,7 @@ from torch import nn
 
 from lora_plugins_sdk.adapter import Model, chunks_of
 from lora_plugins_sdk.architecture import Architecture, BaseWeight
+from lora_plugins_sdk.base_tensors import BaseTensors
 from lora_plugins_sdk.block_layout import BlockLayout
 from lora_plugins_sdk.dims import ModelDims, read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
@@ -70,8 +71,9 @@ def load_base_weights(
     parameters = _local_parameters(chunks_of(model), declared)
     experts = expert_sources(plugin.architecture, config)
     local_experts = local_expert_weights(chunks_of(model), experts)
-    files = HfTensors(hf_directory)
+    stored = HfTensors(hf_directory)
     try:
+        files = plugin.base_tensors(config, stored)
         sources = list(_sources(declared, dims, plugin.architecture.num_layers))
         raise_if_any(
             f"{hf_directory} does not fit this model:",
@@ -93,7 +95,7 @@ def load_base_weights(
                 parameter.copy_(value.float() + source.weight.offset if source.weight.offset else value)
             load_expert_weights(local_experts, files, run)
     finally:
-        files.close()
+        stored.close()
 
 
 def _sources(declared: Iterable[BaseWeight], dims: ModelDims, num_layers: str) -> Iterator[_Source]:
@@ -122,7 +124,7 @@ def _local_parameters(chunks: tuple[nn.Module, ...], declared: Sequence[BaseWeig
 def _unaccounted(
     sources: list[_Source],
     experts: list[ExpertSource],
-    files: HfTensors,
+    files: BaseTensors,
     dims: ModelDims,
     left_alone: Iterable[str],
 ) -> Iterator[Diagnostic]:
@@ -175,7 +177,7 @@ def _unsourced(
 
 
 def _wrong_shapes(
-    architecture: Architecture, config: Mapping[str, object], sources: list[_Source], files: HfTensors
+    architecture: Architecture, config: Mapping[str, object], sources: list[_Source], files: BaseTensors
 ) -> Iterator[Diagnostic]:
     """Projections whose weight is not what the config says; a packed host weight would hide that in its total."""
     dims = architecture.dims(config)
@@ -202,7 +204,7 @@ def _wrong_shapes(
             )
 
 
-def _layout(source: _Source, files: HfTensors, dims: ModelDims, run: ParallelRun) -> BlockLayout | None:
+def _layout(source: _Source, files: BaseTensors, dims: ModelDims, run: ParallelRun) -> BlockLayout | None:
     if source.weight.pack is None:
         return None
     declared = source.weight.sections or ((),) * len(source.hf)
@@ -214,7 +216,7 @@ def _layout(source: _Source, files: HfTensors, dims: ModelDims, run: ParallelRun
 
 
 def _misfits(
-    jobs: list[tuple[nn.Parameter, _Source, BlockLayout | None]], files: HfTensors, run: ParallelRun
+    jobs: list[tuple[nn.Parameter, _Source, BlockLayout | None]], files: BaseTensors, run: ParallelRun
 ) -> Iterator[Diagnostic]:
     for parameter, source, layout in jobs:
         shape = files.shape(source.hf[0])
@@ -230,7 +232,7 @@ def _misfits(
             )
 
 
-def _local_value(source: _Source, layout: BlockLayout | None, files: HfTensors, run: ParallelRun) -> torch.Tensor:
+def _local_value(source: _Source, layout: BlockLayout | None, files: BaseTensors, run: ParallelRun) -> torch.Tensor:
     """This rank's part of one host tensor, reading nothing else."""
     if layout is None:
         shape = files.shape(source.hf[0])

@@ -18,6 +18,7 @@ from lora_plugins_sdk.targets import normalize_targets
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from lora_plugins_sdk.base_tensors import BaseTensors
     from lora_plugins_sdk.parallel_run import ParallelRun
 
 PEFT_PREFIX = "base_model.model."
@@ -148,3 +149,9 @@ def lora_base_weights(architecture: Architecture, hf_config: Mapping[str, object
         if not site.experts  # `expert_weights` reads theirs off the sites
     ]
     return [*from_sites, *architecture.base_weights]
+
+
+@hookimpl(trylast=True)
+def lora_base_tensors(architecture: Architecture, hf_config: Mapping[str, object], stored: BaseTensors) -> BaseTensors:
+    """As they are stored."""
+    return stored

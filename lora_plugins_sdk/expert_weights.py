@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from lora_plugins_sdk.architecture import Architecture
+from lora_plugins_sdk.base_tensors import BaseTensors
 from lora_plugins_sdk.errors import Diagnostic
 from lora_plugins_sdk.expert_host import expert_weights
-from lora_plugins_sdk.hf_tensors import HfTensors
 from lora_plugins_sdk.host_modules import locate
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.site import SiteKind
@@ -47,14 +47,14 @@ class ExpertSource:
     width: int
     experts: int
 
-    def names(self, files: HfTensors) -> list[str]:
+    def names(self, files: BaseTensors) -> list[str]:
         """The tensors that this checkpoint should have."""
         if self.is_fused(files):
             assert self.fused is not None, "just asked"
             return [self.fused]
         return [name.format(expert=expert) for expert in range(self.experts) for name in self.hf]
 
-    def is_fused(self, files: HfTensors) -> bool:
+    def is_fused(self, files: BaseTensors) -> bool:
         """Whether this checkpoint has the experts in one tensor."""
         return self.fused is not None and files.has(self.fused)
 
@@ -63,7 +63,7 @@ class ExpertSource:
         rows, etp = sum(self.outs), run.facts.etp
         return (rows // etp, self.width) if self.kind is SiteKind.COLUMN else (rows, self.width // etp)
 
-    def read(self, expert: int, files: HfTensors, run: ParallelRun) -> torch.Tensor:
+    def read(self, expert: int, files: BaseTensors, run: ParallelRun) -> torch.Tensor:
         """This rank's part of one expert's weight, reading nothing else."""
         etp, rank = run.facts.etp, run.etp_rank
         parts, offset = [], 0
@@ -118,7 +118,7 @@ def local_expert_weights(
 def expert_problems(
     sources: Iterable[ExpertSource],
     local: Iterable[tuple[ExpertSource, dict[int, nn.Parameter]]],
-    files: HfTensors,
+    files: BaseTensors,
     run: ParallelRun,
 ) -> Iterator[Diagnostic]:
     """Tensors and host weights that are not what the config says."""
@@ -142,7 +142,7 @@ def expert_problems(
                 )
 
 
-def _wrong_tensors(source: ExpertSource, files: HfTensors) -> Iterator[Diagnostic]:
+def _wrong_tensors(source: ExpertSource, files: BaseTensors) -> Iterator[Diagnostic]:
     if source.is_fused(files):
         expected = {source.fused: (source.experts, sum(source.outs), source.width)}
     else:
@@ -164,7 +164,7 @@ def _wrong_tensors(source: ExpertSource, files: HfTensors) -> Iterator[Diagnosti
 
 
 def load_expert_weights(
-    local: Iterable[tuple[ExpertSource, dict[int, nn.Parameter]]], files: HfTensors, run: ParallelRun
+    local: Iterable[tuple[ExpertSource, dict[int, nn.Parameter]]], files: BaseTensors, run: ParallelRun
 ) -> None:
     """Fill this rank's experts; what `expert_problems` refuses must have been asked before."""
     for source, weights in local:

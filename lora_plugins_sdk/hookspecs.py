@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from lora_plugins_sdk.adapter import LoraAdapter
     from lora_plugins_sdk.architecture import Architecture, BaseWeight
+    from lora_plugins_sdk.base_tensors import BaseTensors
     from lora_plugins_sdk.config import LoraConfig
     from lora_plugins_sdk.errors import Diagnostic
     from lora_plugins_sdk.parallel_run import ParallelRun
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from lora_plugins_sdk.table import ParamRow, SitePlan
 
 PROJECT = "lora_plugins"
-HOOKSPEC_API = (1, 0)
+HOOKSPEC_API = (1, 1)
 """Version of this file alone: a new hook or argument raises the second number, a removal the first."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -175,6 +176,19 @@ def lora_base_weights(architecture: Architecture, hf_config: Mapping[str, object
 
     :param architecture: the selected architecture.
     :param hf_config: the model's HF config.
+    """
+
+
+@hookspec(firstresult=True)
+def lora_base_tensors(
+    architecture: Architecture, hf_config: Mapping[str, object], stored: BaseTensors
+) -> BaseTensors | None:
+    """Return a checkpoint's tensors under the names and in the shapes that sites and base weights declare, where its
+    files have others. Default: as they are stored.
+
+    :param architecture: the selected architecture.
+    :param hf_config: the model's HF config.
+    :param stored: the tensors of the files, read part by part.
     """
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from lora_plugins_sdk.adapter import LoraAdapter
+    from lora_plugins_sdk.base_tensors import BaseTensors
     from lora_plugins_sdk.parallel_run import ParallelRun
 
 DEFAULTS_NAME = "sdk-defaults"
@@ -154,6 +155,10 @@ class SelectedPlugin:
     def base_weights(self, hf_config: Mapping[str, object]) -> Sequence[BaseWeight]:
         """Every host tensor of the base and its HF sources."""
         return self._call("lora_base_weights", architecture=self.architecture, hf_config=hf_config)
+
+    def base_tensors(self, hf_config: Mapping[str, object], stored: BaseTensors) -> BaseTensors:
+        """A checkpoint's tensors as declared."""
+        return self._call("lora_base_tensors", architecture=self.architecture, hf_config=hf_config, stored=stored)
 
     def after_attach(self, adapter: LoraAdapter) -> None:
         """Tell the observers."""

@@ -6,7 +6,7 @@ They mean nothing while they are the base's own; anything else would be dropped,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +17,6 @@ from lora_plugins_sdk.peft_config import whole_weights
 
 if TYPE_CHECKING:
     from lora_plugins_sdk.adapter import LoraAdapter
-    from lora_plugins_sdk.hf_tensors import HfTensors
 
 _CURE = "save the adapter without it (PEFT: save_embedding_layers=False) if it was not trained"
 
@@ -50,6 +49,12 @@ class _Given:
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors = tensors
 
+    def names(self) -> set[str]:
+        return set(self.tensors)
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.tensors[name].shape)
 
@@ -59,16 +64,20 @@ class _Given:
     def columns(self, name: str, start: int, stop: int) -> torch.Tensor:
         return self.tensors[name][:, start:stop]
 
+    def part(self, name: str, *index: int | slice) -> torch.Tensor:
+        return self.tensors[name][index]
+
 
 def _compare(adapter: LoraAdapter, given: _Given) -> dict[str, str]:
     """HF name -> why it is not this rank's part of the base, empty when it is; only of what this rank holds."""
-    plugin, run, files = adapter.plugin, adapter.run, cast("HfTensors", given)
+    plugin, run = adapter.plugin, adapter.run
+    files = plugin.base_tensors(adapter.hf_config, given)
     dims = plugin.architecture.dims(adapter.hf_config)
     declared = plugin.base_weights(adapter.hf_config)
     parameters: dict[str, Any] = _local_parameters(adapter.chunks, declared)
     verdicts: dict[str, str] = {}
     for source in _sources(declared, dims, plugin.architecture.num_layers):
-        if source.host not in parameters or len(source.hf) != 1 or source.hf[0] not in given.tensors:
+        if source.host not in parameters or len(source.hf) != 1 or not files.has(source.hf[0]):
             continue
         parameter = parameters[source.host]
         local = _local_value(source, _layout(source, files, dims, run), files, run)

@@ -1,0 +1,36 @@
+"""What a base checkpoint is to its readers: named tensors, read part by part."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class BaseTensors(Protocol):
+    """The tensors of a checkpoint: those of its files (`HfTensors`), or a plugin's view of them."""
+
+    def names(self) -> set[str]:
+        """Every tensor name."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, without reading it."""
+        ...
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows `[start, stop)` of a tensor."""
+        ...
+
+    def columns(self, name: str, start: int, stop: int) -> Tensor:
+        """Columns `[start, stop)` of a matrix."""
+        ...
+
+    def part(self, name: str, *index: int | slice) -> Tensor:
+        """What an index over the leading dimensions selects of a tensor."""
+        ...

@@ -1,0 +1,142 @@
+"""A checkpoint of Inkling under the names and in the shapes that the architecture declares, whatever its layout."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lora_plugin_inkling.model.published import MODEL, PREFIX, pairing_of
+from lora_plugins_sdk.base_tensors import BaseTensors
+
+_SHARED = re.compile(r".+\.mlp\.shared_experts\.(gate|up|down)_proj")
+_HEAD = "lm_head.weight"
+
+
+def declared_tensors(stored: BaseTensors, vocabulary: int, prefix: str) -> BaseTensors:
+    """The view of a checkpoint in transformers' or the published layout.
+
+    Args:
+        stored: the tensors of its files.
+        vocabulary: rows of the head that belong to a token.
+        prefix: what transformers' names of the language model begin with: `model.`, or longer in a multimodal one.
+    """
+    if any(name.startswith(PREFIX) for name in stored.names()):
+        stored = _FromPublished(stored, prefix)
+    return _Declared(stored, vocabulary)
+
+
+class _View:
+    """Tensors read whole or by rows and columns through `part`."""
+
+    def has(self, name: str) -> bool:
+        return name in self.names()
+
+    def names(self) -> set[str]:
+        raise NotImplementedError
+
+    def part(self, name: str, *index: int | slice) -> Tensor:
+        raise NotImplementedError
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self.part(name, slice(start, stop))
+
+    def columns(self, name: str, start: int, stop: int) -> Tensor:
+        return self.part(name, slice(None), slice(start, stop))
+
+
+class _FromPublished(_View):
+    """Published tensors as transformers names and arranges them; reads no more rows than are asked for."""
+
+    def __init__(self, stored: BaseTensors, prefix: str) -> None:
+        self.stored = stored
+        self.sources: dict[str, _Source] = {}
+        for name in stored.names():
+            found = pairing_of(name)
+            if found is None:
+                self.sources[name] = _Source(name=name)
+                continue
+            pairing, layer = found
+            for half, hf in enumerate(pairing.hf):
+                target = prefix + hf.format(layer=layer).removeprefix(MODEL) if hf.startswith(MODEL) else hf
+                alone = half if len(pairing.hf) > 1 else None
+                self.sources[target] = _Source(name=name, alternating=pairing.alternating, half=alone)
+
+    def names(self) -> set[str]:
+        return set(self.sources)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        source = self.sources[name]
+        shape = list(self.stored.shape(source.name))
+        if source.half is not None and source.alternating is not None:
+            shape[source.alternating] //= 2
+        return tuple(shape)
+
+    def part(self, name: str, *index: int | slice) -> Tensor:
+        source, dim = self.sources[name], self.sources[name].alternating
+        if dim is None:
+            return self.stored.part(source.name, *index)
+        index += (slice(None),) * (dim + 1 - len(index))
+        count = self.stored.shape(source.name)[dim] // 2
+        wanted = index[dim]
+        assert isinstance(wanted, slice), "rows are read in ranges"
+        start, stop, _ = wanted.indices(self.shape(name)[dim])
+        if source.half is not None:
+            start, stop = start + source.half * count, stop + source.half * count
+        pieces = []
+        for half in range(2):
+            first, last = (min(max(row, half * count), (half + 1) * count) - half * count for row in (start, stop))
+            if first < last:
+                both = self.stored.part(source.name, *index[:dim], slice(2 * first, 2 * last), *index[dim + 1 :])
+                axis = dim - sum(isinstance(one, int) for one in index[:dim])
+                pieces.append(both.unflatten(axis, (-1, 2)).select(axis + 1, half))
+        return torch.cat(pieces, dim=dim - sum(isinstance(one, int) for one in index[:dim]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Source:
+    """The stored tensor that another one is read from; `half` is gate (0) or up (1) of it, None for both."""
+
+    name: str
+    alternating: int | None = None
+    half: int | None = None
+
+
+class _Declared(_View):
+    """The shared experts side by side as one MLP, and the head without HF's padding rows."""
+
+    def __init__(self, stored: BaseTensors, vocabulary: int) -> None:
+        self.stored, self.vocabulary = stored, vocabulary
+        self.sources = {_declared_name(name): name for name in stored.names()}
+
+    def names(self) -> set[str]:
+        return set(self.sources)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        source = self.sources[name]
+        shape = self.stored.shape(source)
+        if name == _HEAD:
+            return (min(shape[0], self.vocabulary), *shape[1:])
+        if source == name or len(shape) != 3:
+            return shape
+        experts, out, width = shape
+        return (out, experts * width) if "down_proj" in name else (experts * out, width)
+
+    def part(self, name: str, *index: int | slice) -> Tensor:
+        source = self.sources[name]
+        if name == _HEAD:
+            rows, *rest = index or (slice(None),)
+            assert isinstance(rows, slice), "rows are read in ranges"
+            start, stop, _ = rows.indices(self.shape(name)[0])
+            return self.stored.part(source, slice(start, stop), *rest)
+        if source == name:
+            return self.stored.part(name, *index)
+        experts = self.stored.part(source, slice(None))
+        whole = experts.transpose(0, 1).flatten(1) if "down_proj" in name else experts.flatten(0, 1)
+        return whole[index]
+
+
+def _declared_name(name: str) -> str:
+    return f"{name}.weight" if _SHARED.fullmatch(name) else name
