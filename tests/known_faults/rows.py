@@ -362,7 +362,7 @@ ROWS = {
         mutants=("dropout-in-evaluation",),
     ),
     "B45": Row(
-        cure="`minimal_config` writes the keys of the first PEFT with safetensors, and `use_rslora` only when it is set",
+        cure="`minimal_config` writes the keys of the first PEFT with safetensors; `use_rslora` only when it is set",
         tests=(
             f"{_SDK}/test_peft_export.py::test_config_is_minimal",
             f"{_OFFLINE}/test_export.py::test_every_peft_reads_the_config",
