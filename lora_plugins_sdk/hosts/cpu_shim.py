@@ -30,6 +30,7 @@ def install_cpu_shim() -> bool:
         return _installed
     _lift_torch_cuda()
     _lift_rng()
+    _lift_fp8()
     _lift_schedules()
     _lift_tied_embedding()
     _lift_rope()
@@ -74,6 +75,20 @@ def _lift_rng() -> None:
     random._get_cuda_rng_state = lambda *args, **kwargs: torch.empty(0, dtype=torch.uint8)
     # Obstacle: restoring it queues a callback for CUDA's start, which never comes: the queue grows with every layer.
     random._set_cuda_rng_state = lambda *args, **kwargs: None
+
+
+def _lift_fp8() -> None:
+    from megatron.core.tensor_parallel import random
+
+    initialise = random.CheckpointWithoutOutput.__init__
+
+    # Obstacle: recompute of single outputs ("layernorm", "moe_act") takes its default, fp8=False, for fp8 set, and
+    # asks Transformer Engine for it.
+    @functools.wraps(initialise)
+    def without_fp8(self: random.CheckpointWithoutOutput, fp8: Any = None) -> None:
+        initialise(self, fp8 or None)
+
+    random.CheckpointWithoutOutput.__init__ = without_fp8
 
 
 class _TorchWithoutCuda(ModuleType):

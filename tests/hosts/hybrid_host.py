@@ -52,9 +52,9 @@ def build_hybrid(**overrides: Any) -> Any:
     return build_gpt(config, run, dims, rope_theta=10000.0, rotary_percent=0.25)
 
 
-def train_hybrid() -> Tensor:
+def train_hybrid(**overrides: Any) -> Tensor:
     """One forward and backward; the gradient of the embedding's output."""
-    model = build_hybrid()
+    model = build_hybrid(**overrides)
     draw = torch.Generator().manual_seed(current_run().dp_rank)
     for weight in model.parameters():
         weight.data.copy_(torch.randn(weight.shape, generator=draw) * 0.3)

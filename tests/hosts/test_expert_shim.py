@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from hybrid_host import train_hybrid
 from megatron.core import __version__ as megatron_version
+from torch import Tensor
 
 from lora_plugins_sdk.testing import Layout, WorldError, run_world
 
 ONE, EP2 = Layout(), Layout(dp=2, ep=2)
+RECOMPUTE = {"recompute_granularity": "selective", "recompute_modules": ["layernorm", "moe_act"]}
 EP2_ETP2 = Layout(tp=2, dp=2, ep=2, sequence_parallel=True)
 
 
@@ -67,6 +70,15 @@ def delta_net_norm() -> Iterator[None]:
 
 
 @contextmanager
+def fp8_switch() -> Iterator[None]:
+    from megatron.core.tensor_parallel import random
+
+    checkpoint = random.CheckpointWithoutOutput
+    with patch.object(checkpoint, "__init__", checkpoint.__init__.__wrapped__):  # type: ignore[attr-defined]
+        yield
+
+
+@contextmanager
 def _delta_net(name: str, value: object) -> Iterator[None]:
     from megatron.core.ssm import gated_delta_net
 
@@ -82,7 +94,7 @@ def train_without(removed: Callable[[], Iterator[None]] | None) -> None:
     with ExitStack() as stack:
         if removed is not None:
             stack.enter_context(removed())  # type: ignore[arg-type]
-        train_hybrid()
+        train_hybrid(**RECOMPUTE)
 
 
 @pytest.mark.world
@@ -90,6 +102,17 @@ def train_without(removed: Callable[[], Iterator[None]] | None) -> None:
 @pytest.mark.parametrize("layout", [ONE, EP2, EP2_ETP2], ids=str)
 def test_it_trains_with_all_of_them(layout: Layout) -> None:
     run_world(train_without, layout, None)
+
+
+def gradient(overrides: dict[str, Any]) -> Tensor:
+    return train_hybrid(**overrides)
+
+
+@pytest.mark.world
+@pytest.mark.mcore_matrix
+def test_recomputed_outputs_change_nothing() -> None:
+    ((plain,), (recomputed,)) = (run_world(gradient, ONE, one) for one in ({}, RECOMPUTE))
+    torch.testing.assert_close(recomputed, plain)
 
 
 @pytest.mark.world
@@ -100,6 +123,7 @@ def test_it_trains_with_all_of_them(layout: Layout) -> None:
         (stream, ONE, "cuda|CUDA|NVIDIA"),
         (split_sizes, EP2, "Tensor|tensor|list|int"),
         (uneven_gather, EP2_ETP2, "invalid tensor size"),
+        (fp8_switch, ONE, "FP8GlobalStateManager"),
         (delta_net_flag, ONE, "FLA is not installed|flash-linear-attention"),
         (delta_net_norm, ONE, "not callable"),
     ],

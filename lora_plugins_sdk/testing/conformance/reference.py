@@ -87,7 +87,9 @@ def new_model(subject: Subject) -> Any:
 
     options = dict(subject.hf_config)
     config = AutoConfig.for_model(options.pop("model_type"), **options)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(subject.seed)  # some models draw vectors too, which are only perturbed below
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     draw = torch.Generator().manual_seed(subject.seed)
     with torch.no_grad():
         for parameter in model.parameters():
