@@ -191,7 +191,7 @@ def main() -> None:
             found["points"].append([phase, fatal[1], left])
         except Exception as error:
             found["faults"].append(f"{label}: {type(error).__name__}: {error}")
-        shutil.rmtree(output.parent)
+        shutil.rmtree(output.parent, ignore_errors=True)
     print(json.dumps(found))
 
 
