@@ -72,8 +72,8 @@ class HandmadeAdapter:
         (path / "adapter_config.json").write_text(json.dumps(config))
 
     def merge(self, net: torch.nn.Module) -> None:
-        """Add every delta to `net`'s parameters."""
-        parameters = dict(net.named_parameters())
+        """Add every delta to `net`'s parameters; in a multimodal net they go by the text model's names."""
+        parameters = {name.replace(".language_model.", "."): weight for name, weight in net.named_parameters()}
         with torch.no_grad():
             for name, parts in self.deltas.items():
                 for expert, rows, delta in parts:

@@ -45,7 +45,40 @@ def make_hybrid(folder: str) -> None:
     from transformers import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
 
     torch.manual_seed(0)
-    net = Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**FIELDS)).float()
+    save(Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**FIELDS)), folder)
+
+
+def make_multimodal_hybrid(folder: str) -> None:
+    """The same in a multimodal checkpoint (`Qwen3_5MoeForConditionalGeneration`) with a small vision tower."""
+    from transformers import Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
+
+    torch.manual_seed(0)
+    text = {**FIELDS, "rope_parameters": {**FIELDS["rope_parameters"], "mrope_section": [2, 1, 1]}}
+    vision = dict(
+        depth=1,
+        hidden_size=32,
+        intermediate_size=64,
+        num_heads=2,
+        out_hidden_size=FIELDS["hidden_size"],
+        patch_size=4,
+        num_position_embeddings=16,
+        deepstack_visual_indexes=[],
+    )
+    tokens = dict(image_token_id=310, video_token_id=311, vision_start_token_id=312, vision_end_token_id=313)
+    config = Qwen3_5MoeConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **tokens)
+    save(Qwen3_5MoeForConditionalGeneration(config), folder)
+    # SGLang asks for both, also where no image is ever sent.
+    image, video = (
+        {"image_processor_type": "Qwen2VLImageProcessorFast"},
+        {"video_processor_type": "Qwen3VLVideoProcessor"},
+    )
+    (Path(folder) / "preprocessor_config.json").write_text(json.dumps(image))
+    (Path(folder) / "video_preprocessor_config.json").write_text(json.dumps(video))
+
+
+def save(net: Any, folder: str) -> None:
+    """Write the model in fp32 with norms that are not at their initial values."""
+    net = net.float()
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             if "norm" in name:
@@ -53,7 +86,8 @@ def make_hybrid(folder: str) -> None:
     net.save_pretrained(folder)
     path = Path(folder) / "config.json"
     config = json.loads(path.read_text())
-    config["full_attention_interval"] = 2  # SGLang reads this where transformers reads layer_types
+    # SGLang reads this where transformers reads layer_types.
+    config.get("text_config", config)["full_attention_interval"] = 2
     path.write_text(json.dumps(config))
 
 
@@ -61,7 +95,7 @@ def hybrid_adapter(model: str, layout: str) -> HandmadeAdapter:
     """Full attention, gated delta nets (q, k, v, z and the output), routed and shared experts of every layer."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(model)
+    config = AutoConfig.from_pretrained(model).get_text_config()
     adapter = HandmadeAdapter()
     hidden = config.hidden_size
     key = config.linear_num_key_heads * config.linear_key_head_dim

@@ -102,10 +102,12 @@ def merged_logprobs(
     model: str, sequences: Sequence[Sequence[int]], adapter: HandmadeAdapter | None
 ) -> list[list[float]]:
     """Log-probabilities of tokens 1.. by transformers with the adapter merged into the weights."""
-    from transformers import AutoModelForCausalLM
+    import transformers
     from transformers_reference import logprobs_of
 
-    net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
+    (architecture,) = transformers.AutoConfig.from_pretrained(model).architectures
+    model_class = getattr(transformers, architecture)
+    net = model_class.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
     if adapter is not None:
         adapter.merge(net)
     return logprobs_of(net, sequences)
