@@ -83,8 +83,6 @@ def kill_and_draw() -> str:
         if "scheduler" in " ".join(child.cmdline()):
             os.kill(child.pid, signal.SIGKILL)
     try:
-        group.clients[0].generate([])
-        group.clients[0].loaded_adapters()
         draw(samples=1)
     except LoraError as error:
         return str(error)

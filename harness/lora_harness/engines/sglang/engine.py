@@ -132,7 +132,7 @@ class SglangEngine:
         try:
             return client.generate(share)
         except LoraError as error:
-            if self._sync is None or not is_alone() or client.healthy():
+            if self._sync is None or not self._group.ours or not is_alone() or client.healthy():
                 raise
             self._group.say(f"engine {client.name} failed while it drew completions: {error}")
             self._sync.recover(index)

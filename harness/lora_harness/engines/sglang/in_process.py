@@ -28,6 +28,13 @@ from lora_plugins_sdk.errors import LoraError
 T = TypeVar("T")
 _HEALTH_SECONDS = 10.0
 _POLL_SECONDS = 0.5
+# SGLang allows one engine in a process.
+_child_died = threading.Event()
+
+
+def _note_death(*_: Any) -> None:
+    """Signal handler in place of SGLang's, which kills this process. By name, because SGLang pickles it."""
+    _child_died.set()
 
 
 class InProcessClient:
@@ -49,12 +56,11 @@ class InProcessClient:
     def __init__(self, arguments: Mapping[str, Any], *, log: Path, timeout: float = 600.0) -> None:
         self._timeout = timeout
         self._log = LogTail(log)
-        self._died = threading.Event()
         self._closed = False
         engine_class, self._io = _import_sglang()
         began = time.monotonic()
-        # SGLang would answer the death of a child by killing this process; we tell instead.
-        handler = {"custom_sigquit_handler": lambda *_: self._died.set()}
+        handler = {"custom_sigquit_handler": _note_death}
+        _child_died.clear()
         before = signal.getsignal(signal.SIGQUIT)
         try:
             with _output_into(log):
@@ -169,7 +175,7 @@ class InProcessClient:
 
     def healthy(self) -> bool:
         """See `SglangClient.healthy`."""
-        if self._closed or self._died.is_set():
+        if self._closed or _child_died.is_set():
             return False
         rid = f"health-{time.monotonic_ns()}"
         asked = self._io.GenerateReqInput(
@@ -220,7 +226,7 @@ class InProcessClient:
             try:
                 return running.result(_POLL_SECONDS)
             except FutureTimeout:
-                if self._died.is_set():
+                if _child_died.is_set():
                     running.cancel()
                     raise self._dead(what) from None
                 if time.monotonic() > deadline:
