@@ -58,7 +58,7 @@ def export_adapter(
 ) -> None:
     """Write an adapter anew: with a config that every PEFT version reads, or in the terms of a serving engine.
 
-    The tensors keep their values. The same adapter gives the same bytes, whatever it was trained on. PEFT reads
+    The tensors keep their values. The same adapter gives the same bytes, whatever it was trained under. PEFT reads
     adapters in one file only; `lora-plugins` and SGLang read several.
 
         lora-plugins export runs/a/checkpoints/step-000050 --output adapters/a50
