@@ -13,6 +13,7 @@ _FAMILIES = {
         "single.no_op",
         "single.fold",
         "single.variants",
+        "single.pinned",
         "single.effect",
         "single.peft_reader",
         "single.round_trip",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.site import EXPERT
 from lora_plugins_sdk.testing.conformance.check import Check, Level
 from lora_plugins_sdk.testing.conformance.compare import compare_factors, compare_logits, compare_outputs, scale_ratios
 from lora_plugins_sdk.testing.conformance.context import Context
@@ -32,7 +33,7 @@ def _partial(context: Context) -> Iterator[Finding]:
     """The last projection of every site: its siblings within the pack stay as they are."""
     architecture = context.subject.selected.architecture
     wanted = set(context.subject.targets())
-    last = [site.projections[-1].hf.format(layer="*") for site in architecture.sites]
+    last = [site.projections[-1].hf.format(layer="*", expert=EXPERT) for site in architecture.sites]
     yield from _variant(context, target_modules=tuple(target for target in last if target in wanted))
 
 
