@@ -124,11 +124,10 @@ def watched_pass(session: Session, problem: Problem) -> Pass:
 def local_grads(adapter: LoraAdapter) -> dict[str, Tensor]:
     """This rank's part of every factor's gradient, as an optimizer would find it."""
     return {
-        row.init_key: getattr(factors, row.param)
-        .main_grad[row.stacked_at : row.stacked_at + row.local_shape[0]]
-        .clone()
+        row.init_key: factors.local(row, lambda stored: vars(stored)["main_grad"]).clone()
         for factors in adapter.factors()
         for row in factors.plan.rows
+        if not row.pinned
     }
 
 
