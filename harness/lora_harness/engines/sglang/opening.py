@@ -108,7 +108,8 @@ def _engines(config: TrainConfig, lora: LoraSettings | None, say: Say) -> Engine
     section = _section(config)
     if section.urls:
         group = connect(section.urls, timeout=section.timeout, say=say)
-        refuse_unfit(group, lora)
+        if not config.rollout.train_only:
+            refuse_unfit(group, lora)
         return group
     arguments = engine_arguments(
         model_path=str(config.model.path.absolute()),
