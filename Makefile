@@ -1,5 +1,5 @@
 # make quickstart   train a LoRA adapter with GRPO on this machine's CPU and show the reward rise
-# make test         lint, then every test; then the second megatron-core where Python 3.12 is there
+# make test         lint, then every test; then the second megatron-core where Python 3.12 is there; then the real SGLang
 # make help         the rest
 #
 # Variables:
@@ -23,11 +23,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 VENV_019 := .venv-mcore019
 BIN_019 := $(VENV_019)/bin
+# SGLang pins another torch and another transformers than .venv has.
+VENV_SGLANG := .venv-sglang
+BIN_SGLANG := $(VENV_SGLANG)/bin
+SGLANG := sglang==0.5.23
 # Tests start several processes on few cores: one thread each is faster than many that fight.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: help setup setup-dev quickstart test lint format pytest test-mcore-019 mcore-019-if-possible mutants bench docs build clean
+.PHONY: help setup setup-dev setup-sglang quickstart quickstart-sglang test lint format pytest test-mcore-019 \
+	mcore-019-if-possible test-sglang mutants bench docs build clean
 
 help:
 	@sed -n '/^##/s/^## //p' Makefile
@@ -56,12 +61,32 @@ $(VENV)/.dev: $(VENV)/.run
 	@$(BIN)/python $(PIP_INSTALL) --constraint constraints/py311.txt --editable ".[dev]"
 	@touch $@
 
+$(VENV_SGLANG)/.run: pyproject.toml constraints/py311-sglang.txt
+	@python="$${PYTHON:-$$(scripts/find-python 3.11)}" || python=""; \
+	if [ -z "$$python" ]; then \
+	  echo "make: no Python 3.11 with venv found on PATH or in pyenv; install one, or pass PYTHON=/path/to/python3.11" >&2; exit 1; \
+	fi; \
+	echo "== set-up: $(VENV_SGLANG) with $$python: $(SGLANG) and its torch: 6.5 GB, 2 to 15 minutes the first time"; \
+	[ -x $(BIN_SGLANG)/python ] || "$$python" -m venv $(VENV_SGLANG)
+	@$(BIN_SGLANG)/python $(PIP_INSTALL) --upgrade pip
+	@$(BIN_SGLANG)/python $(PIP_INSTALL) --requirement constraints/py311-sglang.txt
+	@$(BIN_SGLANG)/python $(PIP_INSTALL) --no-deps $(SGLANG)
+	@$(BIN_SGLANG)/python $(PIP_INSTALL) --no-deps --editable .
+	@touch $@
+
+## setup-sglang     .venv-sglang: SGLang for a CPU, with what a run on it needs (6.5 GB)
+setup-sglang: $(VENV_SGLANG)/.run
+
 ## quickstart       GRPO on a small Qwen3 that is made here: reward before and after, plot, PEFT adapter
 quickstart: setup
 	$(BIN)/lora-grpo quickstart --output runs/quickstart $(QUICKSTART_ARGS)
 
-## test             lint, every test, and the second megatron-core where Python 3.12 is there
-test: lint pytest mcore-019-if-possible
+## quickstart-sglang  the same with its rollouts on SGLang
+quickstart-sglang: setup-sglang
+	$(BIN_SGLANG)/lora-grpo quickstart --engine sglang --output runs/quickstart-sglang $(QUICKSTART_ARGS)
+
+## test             lint, every test, the second megatron-core where Python 3.12 is there, the real SGLang
+test: lint pytest mcore-019-if-possible test-sglang
 
 ## lint             ruff, pyright, import contracts
 lint: setup-dev
@@ -101,6 +126,12 @@ mcore-019-if-possible:
 	  $(MAKE) --no-print-directory test-mcore-019 && echo "== megatron-core 0.19.2 tested"; \
 	fi
 
+## test-sglang      tests of the real SGLang on the CPU, in .venv-sglang; none may be skipped
+test-sglang: setup-sglang
+	@echo "== $(SGLANG)"
+	$(TEST_ENV) $(BIN_SGLANG)/python -m pytest -m sglang $(PYTEST_ARGS)
+	@echo "== $(SGLANG) tested"
+
 ## mutants          seeded faults, and which check of the conformance kit kills each
 mutants: setup-dev
 	$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -W ignore -m mutants
@@ -120,4 +151,4 @@ build: setup-dev
 
 ## clean            remove the environments, builds and caches (not runs/)
 clean:
-	rm -rf $(VENV) $(VENV_019) dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV_019) $(VENV_SGLANG) dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import subprocess
 import sys
 import tomllib
@@ -73,10 +74,14 @@ def test_the_wheel_holds_our_packages_and_nothing_else(tmp_path: Path) -> None:
         info = next(name for name in names if name.endswith("entry_points.txt"))
         entry_points = archive.read(info).decode()
     top = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
-    assert top == {"lora_plugins_sdk", "lora_plugin_qwen3", "lora_harness"}
+    plugins = {path.name for path in ROOT.glob("plugins/*/lora_plugin_*")}
+    assert top == plugins | {"lora_plugins_sdk", "lora_harness", "lora_sglang_cpu"}
     for package in top:
         assert f"{package}/py.typed" in names
-    assert "[lora_plugins]\nqwen3 = lora_plugin_qwen3" in entry_points
+    groups = configparser.ConfigParser()
+    groups.read_string(entry_points)
+    assert groups["lora_plugins"]["qwen3"] == "lora_plugin_qwen3"
+    assert groups["sglang.srt.plugins"]["lora_sglang_cpu"] == "lora_sglang_cpu:activate"
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
@@ -103,7 +108,7 @@ def test_every_in_tree_plugin_is_packaged_and_registered() -> None:
     folders = {path.name for path in ROOT.glob("plugins/*/lora_plugin_*")}
     packages = {Path(one).name for one in PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]}
     registered = set(PYPROJECT["project"]["entry-points"]["lora_plugins"].values())
-    assert folders == registered == packages - {"lora_plugins_sdk", "lora_harness"}
+    assert folders == registered == packages - {"lora_plugins_sdk", "lora_harness", "lora_sglang_cpu"}
 
 
 # What a plugin may import of the SDK besides the names of `lora_plugins_sdk.__all__`.

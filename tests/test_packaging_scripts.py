@@ -60,15 +60,19 @@ def test_another_version_does_not_do(tmp_path: Path) -> None:
     assert (result.returncode, result.stdout) == (1, "")
 
 
+SGLANG_TESTED = "echo '== sglang==0.5.23 tested'"
+
+
 @pytest.mark.parametrize(
     ("make", "passes"),
     [
-        ("echo '======= 3 passed in 1.20s ======='", True),
-        ("echo '======= 3 passed, 1 skipped in 1.20s ======='", True),
-        ("echo nothing was tested", False),
+        (f"echo '======= 3 passed in 1.20s ======='; {SGLANG_TESTED}", True),
+        (f"echo '======= 3 passed, 1 skipped in 1.20s ======='; {SGLANG_TESTED}", True),
+        (f"echo nothing was tested; {SGLANG_TESTED}", False),
         ("echo '======= no tests ran in 0.01s ======='; exit 5", False),
-        ("echo '======= no tests ran in 0.01s ======='", False),
+        (f"echo '======= no tests ran in 0.01s ======='; {SGLANG_TESTED}", False),
         ("echo '======= 1 failed, 3 passed in 1.20s ======='; exit 1", False),
+        ("echo '======= 3 passed in 1.20s ======='; echo '== sglang==0.5.23'", False),
     ],
 )
 def test_ci_passes_only_when_tests_ran_and_passed(tmp_path: Path, make: str, passes: bool) -> None:
