@@ -124,6 +124,9 @@ class Trainer:
             report.start(trained_parameters=self.policy.trained_parameters, seconds=resumed.seconds if resumed else 0.0)
             if start.note:
                 report.say(start.note)
+            if self.policy.pinned_modules:
+                held = ", ".join(self.policy.pinned_modules)
+                report.say(f"held at zero, since the engine cannot serve them: {held} (rollout.mode = 'merge' can)")
             if removed:
                 report.say(f"removed the later checkpoints of steps {', '.join(map(str, removed))}")
             before = resumed.reward_before if resumed else self._evaluate_start()

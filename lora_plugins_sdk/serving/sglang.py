@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.peft_config import read_lora_config
 from lora_plugins_sdk.serving.sglang_groups import Pair, complete_groups
-from lora_plugins_sdk.serving.sglang_places import Place, family_of, place_of, served_leaves, text_config
+from lora_plugins_sdk.serving.sglang_places import HELD_AT_ZERO, Place, family_of, place_of, served_leaves, text_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,8 +19,6 @@ ENGINE = "sglang"
 _PREFIX = "base_model.model."
 _MODEL = "base_model.model.model."
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
-# SGLang cannot serve these; the gate mask pins their B at zero while they are trained for it.
-_PINNED = re.compile(r"linear_attn\.in_proj_[ba]$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +67,7 @@ def for_sglang(
         if place is not None:
             problems += _misshapen(module, pair, place, lora.rank, hf_config)
             pairs[place] = pair
-        elif _PINNED.search(module) and not bool((pair.b != 0).any()):
+        elif module.endswith(HELD_AT_ZERO) and not bool((pair.b != 0).any()):
             left_out.append(module)
         else:
             problems.append(

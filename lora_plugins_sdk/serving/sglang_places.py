@@ -23,6 +23,8 @@ _USUAL = {
     "linear_attn.in_proj_z": "in_proj_qkvz",
     "linear_attn.out_proj": "out_proj",
 }
+HELD_AT_ZERO = ("linear_attn.in_proj_a", "linear_attn.in_proj_b")
+"""SGLang serves no LoRA there, but serves the rest of that linear: runs hold these at zero (`pinned_modules`)."""
 _INKLING = {
     "self_attn.q_proj": ("attn.wq_du", "qkvr"),
     "self_attn.k_proj": ("attn.wk_dv", "qkvr"),

@@ -11,7 +11,13 @@ import pytest
 
 from lora_harness.config import TrainConfig, parse_config
 from lora_harness.engines.base import EngineCapabilities
-from lora_harness.engines.capabilities import engine_capabilities, projection, refuse_unservable, unservable
+from lora_harness.engines.capabilities import (
+    engine_capabilities,
+    lora_of_run,
+    projection,
+    refuse_unservable,
+    unservable,
+)
 from lora_plugins_sdk import LoraConfig, LoraError, ParameterTable, RunFacts, derive_table, load_plugin
 
 QWEN3 = {
@@ -95,11 +101,39 @@ def test_the_refusal_lists_everything(tmp_path: Path, monkeypatch: pytest.Monkey
     refuse_unservable(config(tmp_path, engine="sglang", train_only=True), RunFacts())
 
 
+def test_what_sglang_leaves_out_of_a_linear_is_held_at_zero_in_adapter_mode_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """B26: the rest of that linear is trained and served; merge mode and a run without rollouts train all of it."""
+    monkeypatch.setattr("lora_harness.engines.capabilities.HELD_AT_ZERO", ("self_attn.k_proj",))
+    monkeypatch.setattr(
+        "lora_harness.engines.capabilities.served_leaves",
+        lambda family: (
+            [f"self_attn.{leaf}_proj" for leaf in "qvo"] + [f"mlp.{leaf}_proj" for leaf in ("gate", "up", "down")]
+        ),
+    )
+    plugin = load_plugin("qwen3")
+    cases: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        ({"engine": "sglang", "mode": "adapter"}, ("self_attn.k_proj",)),
+        ({"engine": "sglang", "mode": "merge"}, ()),
+        ({"engine": "sglang", "train_only": True}, ()),
+        ({}, ()),
+    ]
+    for rollout, pins in cases:
+        run_config = config(tmp_path, **rollout)
+        refuse_unservable(run_config, RunFacts())
+        lora = lora_of_run(run_config, plugin, QWEN3, RunFacts())
+        assert lora.pinned_modules == pins
+        derived = derive_table(plugin, QWEN3, lora, RunFacts())
+        assert {projection(row.hf_module) for row in derived.rows if row.pinned} == set(pins)
+
+
 @pytest.mark.parametrize(
     "module, leaf",
     [
         ("model.layers.0.self_attn.q_proj", "self_attn.q_proj"),
         ("model.layers.10.mlp.experts.7.up_proj", "mlp.experts.up_proj"),
+        ("model.layers.10.mlp.experts.{expert}.up_proj", "mlp.experts.up_proj"),
         ("model.language_model.layers.3.mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj"),
         ("lm_head", "lm_head"),
     ],

@@ -24,12 +24,14 @@ class EngineCapabilities:
         mode: how the policy reaches it: "adapter" means the base once and then versioned adapters, "merge" full weights
             with the adapter folded in.
         servable_projections: HF names of the projections it serves, or None for every one.
+        pinned_projections: of those that it does not serve, the ones that a run holds at zero rather than refuse.
         max_rank: the largest rank it accepts, or None for any.
     """
 
     name: str
     mode: Literal["adapter", "merge"]
     servable_projections: frozenset[str] | None = None
+    pinned_projections: frozenset[str] = frozenset()
     max_rank: int | None = None
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lora_harness.engines.base import EngineCapabilities
 from lora_plugins_sdk import derive_table, load_plugin, read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
-from lora_plugins_sdk.serving.sglang_places import family_of, served_leaves
+from lora_plugins_sdk.serving.sglang_places import HELD_AT_ZERO, family_of, served_leaves
 
 if TYPE_CHECKING:
     from lora_harness.config import RolloutSection, TrainConfig
-    from lora_plugins_sdk import ParameterTable, RunFacts
+    from lora_plugins_sdk import LoraConfig, ParameterTable, RunFacts, SelectedPlugin
 
-_IN_LAYER = re.compile(r".*\blayers\.\d+\.(?:(?P<experts>.*\bexperts)\.\d+\.)?(?P<path>.+)")
+_IN_LAYER = re.compile(r".*\blayers\.\d+\.(?:(?P<experts>.*\bexperts)\.(?:\d+|\{expert\})\.)?(?P<path>.+)")
 _ROUTER = re.compile(r"(?:^|\.)(?:router|mlp\.gate|mlp\.shared_expert_gate)$")
 
 
@@ -29,7 +30,13 @@ def engine_capabilities(rollout: RolloutSection, hf_config: Mapping[str, Any], *
     """
     if rollout.engine == "sglang" and rollout.sync_mode == "adapter":
         served = frozenset({*served_leaves(family_of(hf_config)), "lm_head"})
-        return EngineCapabilities(name="sglang", mode="adapter", servable_projections=served, max_rank=max_rank)
+        return EngineCapabilities(
+            name="sglang",
+            mode="adapter",
+            servable_projections=served,
+            pinned_projections=frozenset(HELD_AT_ZERO),
+            max_rank=max_rank,
+        )
     return EngineCapabilities(name=rollout.engine, mode=rollout.sync_mode)
 
 
@@ -48,18 +55,37 @@ def refuse_unservable(config: TrainConfig, facts: RunFacts) -> None:
         return
     hf_config = read_hf_config(config.model.path)
     plugin = load_plugin(str(hf_config.get("model_type")), plugin=config.model.plugin)
-    table = derive_table(plugin, hf_config, config.lora.to_sdk(seed=config.seed), facts)
+    table = derive_table(plugin, hf_config, lora_of_run(config, plugin, hf_config, facts), facts)
     able = engine_capabilities(config.rollout, hf_config, max_rank=config.lora.rank)
     raise_if_any("the rollout engine cannot serve what is to be trained:", unservable(table, able))
 
 
+def lora_of_run(
+    config: TrainConfig, plugin: SelectedPlugin, hf_config: Mapping[str, Any], facts: RunFacts
+) -> LoraConfig:
+    """The adapter's options, with pins for what the engine leaves out of a linear that it serves otherwise.
+
+    Args:
+        config: the training config.
+        plugin: the model's.
+        hf_config: the base's `config.json`.
+        facts: the run's parallel sizes.
+    """
+    lora = config.lora.to_sdk(seed=config.seed)
+    able = engine_capabilities(config.rollout, hf_config, max_rank=lora.rank)
+    if config.rollout.train_only or not able.pinned_projections:
+        return lora
+    adapted = {projection(row.hf_module) for row in derive_table(plugin, hf_config, lora, facts).rows}
+    return replace(lora, pinned_modules=tuple(sorted(adapted & able.pinned_projections)))
+
+
 def unservable(table: ParameterTable, able: EngineCapabilities) -> Iterator[Diagnostic]:
-    """Every projection of a table that an engine cannot serve."""
+    """Every projection of a table that an engine cannot serve and that is not held at zero."""
     seen: set[str] = set()
     for plan in table.plans:
         for row in plan.rows:
             leaf = projection(row.hf_module)
-            if leaf not in seen:
+            if leaf not in seen and not row.pinned:
                 seen.add(leaf)
                 yield from _problems(leaf, plan.site.region, able)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from lora_harness.engines.capabilities import lora_of_run
 from lora_plugins_sdk import (
     LoraAdapter,
     ParallelRun,
@@ -47,7 +48,7 @@ def build_policy(config: TrainConfig, run: ParallelRun) -> BuiltPolicy:
     """
     hf_config = read_hf_config(config.model.path)
     plugin = load_plugin(str(hf_config.get("model_type")), plugin=config.model.plugin)
-    lora = config.lora.to_sdk(seed=config.seed)
+    lora = lora_of_run(config, plugin, hf_config, run.facts)
     model = plugin.build_model(hf_config, run, getattr(torch, config.model.dtype))
     load_base_weights(model, plugin, config.model.path, run, hf_config=hf_config)
     adapter = attach(model, plugin, hf_config, lora, run)

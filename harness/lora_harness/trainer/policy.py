@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -95,8 +96,12 @@ class MegatronPolicy:
     @property
     def trained_parameters(self) -> int:
         """Number of adapter parameters of the whole model."""
-        rows = self._built.adapter.table.rows
-        return sum(row.full_shape[0] * row.full_shape[1] for row in rows)
+        return sum(math.prod(row.full_shape) for row in self._built.adapter.table.rows if not row.pinned)
+
+    @property
+    def pinned_modules(self) -> tuple[str, ...]:
+        """Targets that the run holds at zero, since its engine cannot serve them."""
+        return self._built.adapter.table.lora.pinned_modules
 
     def export(self) -> PeftAdapter:
         """The adapter in PEFT's terms, on every rank. Collective."""
