@@ -30,6 +30,7 @@ class Fold:
         pair: the factors; B may have more rows than are folded (`trimmed`).
         tensor: base tensor that holds the weight.
         first: first of its rows that receives the delta, all dimensions but the last counted as rows.
+        step: distance from one of them to the next.
         rows: how many receive it; rows of the weight beyond are vocabulary padding of the base.
         trimmed: zero rows of B beyond the base's vocabulary.
     """
@@ -37,8 +38,14 @@ class Fold:
     pair: LoraPair
     tensor: str
     first: int
+    step: int
     rows: int
     trimmed: int
+
+    @property
+    def stop(self) -> int:
+        """Row after the last one that receives it."""
+        return self.first + (self.rows - 1) * self.step + 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +72,7 @@ def fit(adapter: PlainAdapter, base: WeightFiles, hf_config: Mapping[str, Any]) 
     for pair in adapter.pairs.values():
         place = places.find(pair.module)
         found = _fold(pair, place, base, hf_config, places)
-        if place is not None and place.fused:
+        if place is not None and place.experts:
             blocks.add(place.tensor.rsplit(".", 1)[0])
         if isinstance(found, Diagnostic):
             problems.append(found)
@@ -124,10 +131,11 @@ def _fold(
             reason=f"is stored as {stored.dtype}: adding to quantised numbers would give others",
             cure=f"merge into the unquantised base ({', '.join(FOLDABLE)}) and quantise the result",
         )
-    if len(stored.shape) == 2 + place.fused and (place.rows, place.columns) == (out, width):
-        return Fold(pair=pair, tensor=name, first=place.first, rows=out, trimmed=0)
-    if len(stored.shape) == 2 and place.columns == width:
-        padded = _padded_vocabulary(pair, name, place.rows, _values(hf_config, "vocab_size"))
+    if len(stored.shape) == 2 + place.experts and (place.rows, place.columns) == (out, width):
+        return Fold(pair=pair, tensor=name, first=place.first, step=place.step, rows=out, trimmed=0)
+    if len(stored.shape) == 2 and place.columns == width and place.step == 1:
+        vocabulary = [*_values(hf_config, "vocab_size"), *_values(hf_config, "unpadded_vocab_size")]
+        padded = _padded_vocabulary(pair, name, place.rows, vocabulary)
         if padded is not None:
             return padded
     turned = stored.shape[-2:] in ((width, out), (width, 2 * out))
@@ -150,9 +158,9 @@ def _padded_vocabulary(pair: LoraPair, name: str, base_rows: int, vocabulary: li
                 reason=f"{extra} of the {out - base_rows} rows of lora_B beyond the base's {base_rows} are not zero",
                 cure="give the base with the extended vocabulary that it was trained on",
             )
-        return Fold(pair=pair, tensor=name, first=0, rows=base_rows, trimmed=out - base_rows)
+        return Fold(pair=pair, tensor=name, first=0, step=1, rows=base_rows, trimmed=out - base_rows)
     if out in vocabulary and out < base_rows:
-        return Fold(pair=pair, tensor=name, first=0, rows=out, trimmed=0)
+        return Fold(pair=pair, tensor=name, first=0, step=1, rows=out, trimmed=0)
     return None
 
 

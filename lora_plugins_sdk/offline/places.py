@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lora_plugins_sdk.offline.published import published_rows
 from lora_plugins_sdk.safetensors_header import StoredTensor
 from lora_plugins_sdk.weight_files import WeightFiles
 
@@ -27,16 +28,18 @@ class Place:
         tensor: name of the stored tensor.
         first: first of its rows, all dimensions but the last counted as rows.
         rows: how many.
+        step: distance from one of its rows to the next.
         columns: input width.
-        fused: whether the tensor holds other linears too.
+        experts: whether the tensor holds the weights of all experts.
     """
 
     module: str
     tensor: str
     first: int
     rows: int
+    step: int = 1
     columns: int
-    fused: bool = False
+    experts: bool = False
 
 
 class BasePlaces:
@@ -84,12 +87,27 @@ class BasePlaces:
 def _places(name: str, stored: StoredTensor) -> Iterator[Place]:
     """The linears in one tensor; none when it is no matrix and no experts' tensor."""
     shape = stored.shape
+    if len(shape) == 3 and shape[0] > _MOST_EXPERTS:
+        return
+    published = published_rows(name, shape)
+    if published is not None:
+        for one in published:
+            yield Place(
+                module=one.module,
+                tensor=name,
+                first=one.first,
+                rows=one.rows,
+                step=one.step,
+                columns=shape[-1],
+                experts=len(shape) == 3,
+            )
+        return
     if name.endswith(_WEIGHT) and len(shape) >= 1:
         # Kernels of convolutions and norms are here too, so that a fold into one is an error about its shape.
         yield Place(module=name.removesuffix(_WEIGHT), tensor=name, first=0, rows=shape[0], columns=shape[-1])
         return
     found = _FUSED.fullmatch(name)
-    if found is None or len(shape) != 3 or 0 in shape or shape[0] > _MOST_EXPERTS:
+    if found is None or len(shape) != 3 or 0 in shape:
         return
     leaves = ("gate_proj", "up_proj") if found["leaf"] == "gate_up_proj" else (found["leaf"],)
     experts, rows, columns = shape
@@ -102,5 +120,5 @@ def _places(name: str, stored: StoredTensor) -> Iterator[Place]:
                 first=expert * rows + number * each,
                 rows=each,
                 columns=columns,
-                fused=True,
+                experts=True,
             )

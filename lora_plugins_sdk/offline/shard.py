@@ -120,9 +120,11 @@ def _fold(
         full = scratch.resize_(chunk.shape).copy_(chunk)
         stop = start + len(full)
         for fold in _within(waiting, stop):
-            first, last = max(fold.first, start), min(fold.first + fold.rows, stop)
-            b = fold.pair.b[first - fold.first : last - fold.first].to(exact)
-            full[first - start : last - start].addmm_(b, fold.pair.a.to(exact), alpha=scale)
+            # Which of the fold's rows are in the chunk.
+            first, last = (min(-(-max(0, row - fold.first) // fold.step), fold.rows) for row in (start, stop))
+            at = fold.first + first * fold.step - start
+            rows = full[at : at + (last - first - 1) * fold.step + 1 : fold.step] if last > first else full[:0]
+            rows.addmm_(fold.pair.b[first:last].to(exact), fold.pair.a.to(exact), alpha=scale)
             done += last - first
         start = stop
         stored = full.to(wanted)
@@ -152,7 +154,7 @@ def _within(waiting: deque[Fold], stop: int) -> Iterator[Fold]:
     while waiting and waiting[0].first < stop:
         fold = waiting.popleft()
         yield fold
-        if fold.first + fold.rows > stop:
+        if fold.stop > stop:
             again.append(fold)
     waiting.extendleft(reversed(again))
 

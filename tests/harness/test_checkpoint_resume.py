@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -144,3 +145,25 @@ def test_weights_and_moments_are_resharded_bit_for_bit(model: Path, straight: Pa
         assert rank.keys() == stored.keys()
         assert all(torch.equal(tensor, stored[name]) for name, tensor in rank.items())
     assert all(tensor.abs().max() > 0 for tensor in stored.values())
+
+
+def test_weights_alone_begin_a_new_run(model: Path, straight: Path, tmp_path: Path) -> None:
+    """B17: the moments, the counters and the place in the data are those of a run that just begins."""
+    config = config_of(
+        model,
+        tmp_path / "new",
+        steps=1,
+        checkpoint={"every": 1, "keep": 1},
+        optimizer={"lr": 0.002},
+        eval={"count": 4},
+    )
+    source = straight / "checkpoints" / "step-000003"
+    run_world(train, Layout(), config, str(source), load_weights_only=True)
+    state = json.loads((tmp_path / "new" / "checkpoints" / "step-000001" / "state.json").read_text())
+    assert (state["step"], state["updates"], [row["step"] for row in rows(tmp_path / "new")]) == (1, 2, [0])
+    begun = load_file(source / "adapter" / "adapter_model.safetensors")
+    ended = load_file(tmp_path / "new" / "adapter" / "adapter_model.safetensors")
+    assert all((ended[name] - one).abs().max() < 0.01 for name, one in begun.items())
+    moments = load_file(tmp_path / "new" / "checkpoints" / "step-000001" / "optimizer.safetensors")
+    before = load_file(source / "optimizer.safetensors")
+    assert all(not torch.equal(one, before[name]) for name, one in moments.items())
