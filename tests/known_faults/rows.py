@@ -165,6 +165,7 @@ ROWS = {
         tests=(
             f"{_HARNESS}/test_warm_start.py::test_weights_alone_leave_the_moments_behind",
             f"{_HARNESS}/test_checkpoint_resume.py::test_resumed_run_equals_the_straight_one_bit_for_bit",
+            f"{_HARNESS}/test_checkpoint_resume.py::test_weights_alone_begin_a_new_run",
             f"{_HARNESS}/test_checkpoint_start.py::test_changed_training_data_are_noticed",
         ),
     ),
@@ -307,6 +308,11 @@ ROWS = {
             f"{_SGLANG}/test_sync_merge.py::test_weights_from_elsewhere_are_not_taken_for_the_policys",
             f"{_HARNESS}/test_sglang_versions.py::test_no_request_starts_while_weights_change",
         ),
+    ),
+    "B38": Row(
+        cure="engines are never put to sleep: the config refuses the memory saver, without it a release keeps weights",
+        tests=(f"{_SGLANG}/test_sync_merge.py::test_a_memory_release_from_outside_loses_nothing",),
+        open="waking an engine whose memory was really given back: the harness has no such mode",
     ),
     "B39": Row(
         cure="a version's name never comes back, so that no cached prefix can belong to another",
