@@ -23,10 +23,12 @@ except PackageNotFoundError:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test under this folder has the marker `sglang`."""
+    """Every test under this folder has the marker `sglang`, and time for an engine's start on a busy machine."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.sglang)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -105,8 +105,9 @@ def merged_logprobs(
     import transformers
     from transformers_reference import logprobs_of
 
-    (architecture,) = transformers.AutoConfig.from_pretrained(model).architectures
-    model_class = getattr(transformers, architecture)
+    architectures = transformers.AutoConfig.from_pretrained(model).architectures
+    assert architectures
+    model_class = getattr(transformers, architectures[0])
     net = model_class.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
     if adapter is not None:
         adapter.merge(net)

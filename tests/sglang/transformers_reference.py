@@ -19,7 +19,7 @@ def make_qwen3(folder: str, seed: int = 0, **fields: Any) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    small = dict(
+    small: dict[str, Any] = dict(
         vocab_size=320,
         hidden_size=64,
         intermediate_size=96,

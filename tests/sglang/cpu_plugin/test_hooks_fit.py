@@ -10,7 +10,7 @@ import sys
 def run(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run `code` in a new interpreter, as SGLang's processes are."""
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=280, env={**os.environ, **environ}
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env={**os.environ, **environ}
     )
 
 
