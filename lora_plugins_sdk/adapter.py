@@ -98,12 +98,20 @@ def chunks_of(model: Model) -> tuple[nn.Module, ...]:
 
 
 def mark(chunks: Iterable[nn.Module], adapter: LoraAdapter | None) -> None:
-    """Leave (or clear) the trace by which `adapter_of` finds the adapter inside any wrapper."""
-    for chunk in chunks:
+    """Leave (or clear) the trace by which `adapter_of` finds the adapter, from inside or outside of any wrapper."""
+    for module in (module for chunk in chunks for module in _and_wrapped(chunk)):
         if adapter is None:
-            chunk.__dict__.pop(_ATTRIBUTE, None)
+            module.__dict__.pop(_ATTRIBUTE, None)
         else:
-            chunk.__dict__[_ATTRIBUTE] = adapter
+            module.__dict__[_ATTRIBUTE] = adapter
+
+
+def _and_wrapped(chunk: nn.Module) -> Iterator[nn.Module]:
+    """A module, and what it wraps: a compiled model its own (`_orig_mod`), Megatron's wrappers theirs (`module`)."""
+    inner: nn.Module | None = chunk
+    while inner is not None:
+        yield inner
+        inner = next((inner._modules[name] for name in ("_orig_mod", "module") if inner._modules.get(name)), None)
 
 
 def find_adapter(model: Model) -> LoraAdapter | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +38,15 @@ class LoraError(ValueError):
         cure: the way out.
     """
 
-    def __init__(self, subject: str, *, reason: str, cure: str) -> None:
-        self.diagnostics: tuple[Diagnostic, ...] = (Diagnostic(subject=subject, reason=reason, cure=cure),)
+    def __init__(self, subject: str, *, reason: str = "", cure: str = "") -> None:
+        # megatron-core's build_module raises what it caught anew, as `type(error)(message)`: that keeps what it said.
+        caught = sys.exception()
+        if not reason and isinstance(caught, LoraError):
+            self.diagnostics: tuple[Diagnostic, ...] = caught.diagnostics
+            super().__init__(subject)
+            return
+        assert reason and cure, "an error says why, and what to do"
+        self.diagnostics = (Diagnostic(subject=subject, reason=reason, cure=cure),)
         super().__init__(str(self.diagnostics[0]))
 
     @classmethod

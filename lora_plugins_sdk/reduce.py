@@ -52,7 +52,8 @@ def reduce_grads_in_finalize(model: Model) -> None:
     else sets that function; `detach` takes it out again.
 
     Raises:
-        LoraError: no adapter is attached, the host has no `config`, or it is wired already.
+        LoraError: no adapter is attached, the host has no `config`, or it is wired already. Later, in a forward pass
+            with gradients: something else set that function, so that the sums would be lost.
     """
     adapter = adapter_of(model)
     configs = {id(config): config for config in map(_config, chunks_of(model))}
@@ -67,6 +68,23 @@ def reduce_grads_in_finalize(model: Model) -> None:
         before = config.finalize_model_grads_func
         wired = config.finalize_model_grads_func = _then_reduce(before, model)
         adapter.restore.callback(_unwire, config, wired, before)
+    check: Any = torch.compiler.disable(_refuse_overwritten)
+    for chunk in chunks_of(model):
+        adapter.restore.callback(chunk.register_forward_pre_hook(check).remove)
+
+
+def _refuse_overwritten(chunk: nn.Module, inputs: object) -> None:
+    """A trainer that sets the function at its start would train replicated factors on their own parts alone."""
+    function = _config(chunk).finalize_model_grads_func
+    while torch.is_grad_enabled() and not hasattr(function, _WIRED):
+        wrapped = getattr(function, "func", None) or getattr(function, "__wrapped__", None)
+        if wrapped is None:
+            raise LoraError(
+                "finalize_model_grads_func",
+                reason="was set anew after reduce_grads_in_finalize, so the adapter's gradients would not be summed",
+                cure="call reduce_grads_in_finalize after that, or wrap the function that it set",
+            )
+        function = wrapped
 
 
 def _unwire(config: Any, wired: Callable[..., None], before: Callable[..., None] | None) -> None:

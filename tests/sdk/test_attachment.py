@@ -10,7 +10,7 @@ from sdk_toy import HF_CONFIG
 from sdk_toy_host import ToyModel, assert_same, randomize, snapshot, toy_inputs, toy_model, toy_plugin
 from torch import nn
 
-from lora_plugins_sdk import LoraConfig, LoraError, adapter_of, attach, detach, hookimpl
+from lora_plugins_sdk import LoraConfig, LoraError, adapter_of, attach, detach, export_adapter, hookimpl
 from lora_plugins_sdk.site_handle import SiteHandle
 
 LORA = LoraConfig(rank=2, alpha=4, target_modules=("all-linear", "lm_head"))
@@ -285,3 +285,16 @@ def test_wide_casts_keep_the_factors_dtype() -> None:
     assert model(tokens, patches).dtype == torch.bfloat16
     model.to("meta")
     assert all(parameter.device.type == "meta" for parameter in adapter.parameters())
+
+
+def test_a_compiled_model_and_the_model_in_it_have_the_same_adapter() -> None:
+    """Whichever of the two it was attached to."""
+    for outer in (True, False):
+        model = toy_model()
+        compiled: Any = torch.compile(model, backend="eager")
+        adapter = attach(compiled if outer else model, toy_plugin(), HF_CONFIG, LoraConfig(rank=2))
+        assert adapter_of(compiled) is adapter_of(model) is adapter
+        assert export_adapter(compiled).tensors.keys() == export_adapter(model).tensors.keys()
+        detach(compiled)
+        with pytest.raises(LoraError, match="has no adapter attached"):
+            adapter_of(model)

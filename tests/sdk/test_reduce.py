@@ -1,5 +1,6 @@
 """Wiring of the reduction, without any megatron-core."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +57,27 @@ def test_detach_leaves_a_function_that_someone_else_set() -> None:
     config.finalize_model_grads_func = mine = object()
     detach(model)
     assert config.finalize_model_grads_func is mine
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_trainer_that_sets_the_function_anew_is_stopped(wrapped: bool) -> None:
+    """Its own function would run alone, and replicated factors would get their rank's part of the gradient."""
+    model = adapted(lambda: None)
+    reduce_grads_in_finalize(model)
+    config: Any = model.config
+    model(*toy_inputs())
+    config.finalize_model_grads_func = partial(config.finalize_model_grads_func) if wrapped else lambda: None
+    with torch.no_grad():
+        model(*toy_inputs())
+    if wrapped:
+        model(*toy_inputs())
+        return
+    with pytest.raises(LoraError, match=r"was set anew .*call reduce_grads_in_finalize after that"):
+        model(*toy_inputs())
+    reduce_grads_in_finalize(model)
+    model(*toy_inputs())
+    detach(model)
+    model(*toy_inputs())
 
 
 def test_a_host_without_a_config() -> None:
