@@ -76,7 +76,7 @@ def _value(name: str, value: float) -> Callable[[dict[str, Tensor]], None]:
     ("change", "expected"),
     [
         (_renamed("layers.1.", "layers.7."), "the base has 2 layers"),
-        (_renamed("layers.1.self_attn.q_proj", "query"), r"layers\.1\.self_attn\.query"),
+        (_renamed("layers.1.self_attn.q_proj", "layers.1.self_attn.query"), r"layers\.1\.self_attn\.query"),
         (_renamed("base_model.model.model.layers.1.", "base_model.model.decoder.layers.1."), "serves no LoRA there"),
         (_renamed("layers.1.mlp.down_proj", "layers.1.mlp.experts.0.down_proj"), r"experts\.0\.down_proj"),
         (lambda tensors: tensors.clear(), "there are none"),
