@@ -79,7 +79,15 @@ def test_checksums_of_several_ranks_keep_apart():
 
 def arguments(**changes: Any) -> dict[str, Any]:
     usual: dict[str, Any] = dict(
-        model_path="m", dtype="float32", seed=3, max_running_requests=4, context=64, lora=LORA, cpu=True, given={}
+        model_path="m",
+        dtype="float32",
+        seed=3,
+        max_running_requests=4,
+        context=64,
+        recurrent=False,
+        lora=LORA,
+        cpu=True,
+        given={},
     )
     return engine_arguments(**{**usual, **changes})
 
@@ -94,6 +102,9 @@ def test_arguments_follow_from_the_run():
     assert arguments(lora=outer)["experts_shared_outer_loras"] is True
     merge = arguments(lora=None, cpu=False, given={"tp_size": 2})
     assert "enable_lora" not in merge and "device" not in merge and merge["tp_size"] == 2
+    assert "max_mamba_cache_size" not in found
+    hybrid = arguments(recurrent=True)
+    assert (hybrid["disable_radix_cache"], hybrid["max_mamba_cache_size"]) == (True, 16)
     assert arguments(given={"max_total_tokens": 99})["max_total_tokens"] == 99, "the user's word wins on a CPU too"
 
 

@@ -19,8 +19,13 @@ FREE = (
     "model.plugin",
     "output",
     "parallel",
+    "rollout.delta_skip",
     "rollout.engine",
     "rollout.max_batch_size",
+    "rollout.max_logprob_gap",
+    "rollout.mode",
+    "rollout.sglang",
+    "rollout.sync_buffer_mib",
     "steps",
     "warm_start.adapter",
 )

@@ -19,6 +19,8 @@ CPU_ARGUMENTS: Mapping[str, Any] = {
     # An idle scheduler would otherwise keep a core busy, which the trainer needs.
     "sleep_on_idle": True,
 }
+# Slots for recurrent states per sequence that is decoded. Unset, SGLang fills gigabytes with them.
+_STATES_PER_SEQUENCE = 4
 
 
 def engine_arguments(
@@ -28,6 +30,7 @@ def engine_arguments(
     seed: int,
     max_running_requests: int,
     context: int,
+    recurrent: bool,
     lora: LoraSettings | None,
     cpu: bool,
     given: Mapping[str, Any],
@@ -40,6 +43,7 @@ def engine_arguments(
         seed: of what the engine draws where it keeps no seed for each request.
         max_running_requests: sequences decoded together.
         context: longest sequence of the model, in tokens.
+        recurrent: whether the model has gated delta nets.
         lora: None for an engine without adapters.
         cpu: whether to run without an accelerator.
         given: the user's own arguments, which win over the CPU's.
@@ -55,6 +59,10 @@ def engine_arguments(
     if cpu:
         cache = max(context, min(_CPU_CACHE_TOKENS, max_running_requests * context))
         arguments |= {**CPU_ARGUMENTS, "max_total_tokens": cache}
+        if recurrent:
+            # The prefix cache of recurrent states needs a GPU.
+            states = _STATES_PER_SEQUENCE * max_running_requests
+            arguments |= {"disable_radix_cache": True, "max_mamba_cache_size": states}
     if lora is not None:
         arguments |= {
             "enable_lora": True,

@@ -79,7 +79,7 @@ def _open(
             "rollout.mode = 'adapter' sends the adapter alone"
         )
     lora = lora_settings(policy, hf_config, section) if _sends_adapters(config) else None
-    group = _engines(config, lora, say)
+    group = _engines(config, hf_config, lora, say)
     try:
         return group, _sync(config, group, lora)
     except BaseException:
@@ -104,7 +104,7 @@ def lora_settings(policy: PeftAdapter, hf_config: Mapping[str, Any], section: Sg
     )
 
 
-def _engines(config: TrainConfig, lora: LoraSettings | None, say: Say) -> EngineGroup:
+def _engines(config: TrainConfig, hf_config: Mapping[str, Any], lora: LoraSettings | None, say: Say) -> EngineGroup:
     section = _section(config)
     if section.urls:
         group = connect(section.urls, timeout=section.timeout, say=say)
@@ -117,6 +117,7 @@ def _engines(config: TrainConfig, lora: LoraSettings | None, say: Say) -> Engine
         seed=config.seed,
         max_running_requests=config.rollout.max_batch_size,
         context=context_length(config.model.path),
+        recurrent="linear_attention" in (text_config(hf_config).get("layer_types") or ()),
         lora=lora,
         cpu=not torch.cuda.is_available(),
         given=section.arguments,
