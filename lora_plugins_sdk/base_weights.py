@@ -31,6 +31,7 @@ from lora_plugins_sdk.manager import SelectedPlugin
 from lora_plugins_sdk.multimodal import matching
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.shards import local_rows
+from lora_plugins_sdk.stacks import side_by_side
 from lora_plugins_sdk.targets import candidates
 
 
@@ -73,7 +74,7 @@ def load_base_weights(
     local_experts = local_expert_weights(chunks_of(model), experts)
     stored = HfTensors(hf_directory)
     try:
-        files = plugin.base_tensors(config, stored)
+        files = side_by_side(plugin.base_tensors(config, stored), plugin.architecture, config)
         sources = list(_sources(declared, dims, plugin.architecture.num_layers))
         raise_if_any(
             f"{hf_directory} does not fit this model:",

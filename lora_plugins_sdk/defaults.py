@@ -12,6 +12,7 @@ from lora_plugins_sdk.errors import Diagnostic, LoraError
 from lora_plugins_sdk.hookspecs import hookimpl
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.site import EXPERT, Site, SiteKind, packed_name
+from lora_plugins_sdk.stacks import from_stack, to_stack
 from lora_plugins_sdk.table import ParamRow, SitePlan, site_layout, tensor_parallel_size
 from lora_plugins_sdk.targets import normalize_targets
 
@@ -115,10 +116,10 @@ def lora_attach_site(
 
 @hookimpl(trylast=True)
 def lora_export_tensor(row: ParamRow, tensor: Tensor) -> Mapping[str, Tensor]:
-    """As it is, under its PEFT name; one tensor for each expert where the name has `{expert}`."""
+    """As it is, under its PEFT name; one tensor for each expert where the name has `{expert}`, packed for a stack."""
     if EXPERT in row.hf_name:
         return {row.hf_name.format(expert=number): one for number, one in enumerate(tensor)}
-    return {row.hf_name: tensor}
+    return {row.hf_name: to_stack(row, tensor)}
 
 
 @hookimpl(trylast=True)
@@ -128,7 +129,7 @@ def lora_import_tensor(row: ParamRow, tensors: Mapping[str, Tensor]) -> Tensor:
         import torch
 
         return torch.stack([tensors[row.hf_name.format(expert=number)] for number in range(row.full_shape[0])])
-    return tensors[row.hf_name]
+    return from_stack(row, tensors[row.hf_name])
 
 
 @hookimpl(trylast=True)

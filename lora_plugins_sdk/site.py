@@ -59,6 +59,9 @@ class Projection:
         out_dim: output width, likewise.
         sections: where HF keeps several parts in one weight and TP splits each on its own, the width of each
             (likewise), in HF order. They add up to `out_dim`.
+        stack: where HF keeps several weights in one parameter `[n, ..]` of the projection's own name, n (likewise). The
+            host has them side by side as one, along the output (COLUMN) or the input (ROW); `in_dim` and `out_dim` are
+            the host's. One factor is each weight's own, the other shared (see `lora_plugins_sdk.stacks`).
 
     Raises:
         LoraError: another placeholder, or a width that is no integer expression.
@@ -68,10 +71,11 @@ class Projection:
     in_dim: str
     out_dim: str
     sections: tuple[str, ...] = ()
+    stack: str | None = None
 
     def __post_init__(self) -> None:
         check_path(self.hf, expert=True)
-        for expression in (self.in_dim, self.out_dim, *self.sections):
+        for expression in (self.in_dim, self.out_dim, *self.sections, *([self.stack] if self.stack else [])):
             check_expression(expression)
 
     def section_rows(self, dims: ModelDims) -> tuple[int, ...]:
@@ -159,6 +163,13 @@ class Site:
                 f"site {self.path!r}",
                 reason=f"has {len(self.projections)} projections, and its kind is {self.kind}",
                 cure="give it one projection; only a column site packs several",
+            )
+        stacked = [one for one in self.projections if one.stack]
+        if stacked and (self.kind is SiteKind.REPLICATED or self.experts or any(one.sections for one in stacked)):
+            raise LoraError(
+                f"site {self.path!r}",
+                reason="has a stack of weights together with experts, sections or a kind that no rank splits",
+                cure="declare it COLUMN or ROW, without experts and sections",
             )
         if self.layers is not None and not self.per_layer:
             raise LoraError(

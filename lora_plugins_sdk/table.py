@@ -46,6 +46,8 @@ class ParamRow:
         expert: whether the factor belongs to routed experts.
         pinned: whether the run holds the projection at zero; it is then stored apart and trained by nothing.
         packed: whether an adapter file holds the factor of all experts as one tensor, not one tensor each.
+        stack: number of HF weights that lie side by side in the host's; 0 where HF has one.
+        stack_dim: dimension of the factor along which they lie; -1 for a factor that they share.
         init_key: what the initial values depend on, with the seed and nothing else; with `{expert}`, each expert's.
         hf_name: tensor name in a PEFT adapter file; with `{expert}`, each expert's.
         serving_names: tensor name per engine.
@@ -67,6 +69,8 @@ class ParamRow:
     expert: bool
     pinned: bool
     packed: bool
+    stack: int
+    stack_dim: int
     init_key: str
     hf_name: str
     serving_names: Mapping[str, str] = field(hash=False)
@@ -264,6 +268,9 @@ def _plan(
                 group = region.sum_group(partition_dim, shared)
             else:
                 group = region.sum_group(partition_dim)
+            stacked = dims.resolve(member.projection.stack) if member.projection.stack else 0
+            own = (factor == "B") == (site.kind is SiteKind.COLUMN)
+            raise_if_any(f"cannot adapt {member.hf}:", _uneven_stack(stacked, out if factor == "B" else width, own))
             row = ParamRow(
                 hf_module=member.hf,
                 layer=layer,
@@ -280,6 +287,8 @@ def _plan(
                 expert=experts is not None,
                 pinned=member.hf in pinned,
                 packed=experts is not None and lora.expert_sharing == "outer",
+                stack=stacked,
+                stack_dim=(0 if factor == "B" else 1) if stacked and own else -1,
                 init_key=f"{packed_name(member.hf) if shared else member.hf}.lora_{factor}",
                 hf_name="",
                 serving_names={},
@@ -287,6 +296,18 @@ def _plan(
             )
             rows.append(plugin.complete_row(row, facts))
     return SitePlan(site=site, layer=layer, rows=tuple(rows), adapted=tuple(adapted), layout=layout, region=region)
+
+
+def _uneven_stack(count: int, width: int, own: bool) -> list[Diagnostic]:
+    if not own or not count or width % count == 0:
+        return []
+    return [
+        Diagnostic(
+            subject=f"a stack of {count} weights",
+            reason=f"does not divide their {width} rows or columns side by side",
+            cure="use the config.json that belongs to this model type",
+        )
+    ]
 
 
 def _rank_too_large(rank: int, width: int, out: int) -> list[Diagnostic]:

@@ -34,7 +34,7 @@ def lora_build_model(
 
 @hookimpl
 def lora_base_tensors(hf_config: Mapping[str, object], stored: BaseTensors) -> BaseTensors:
-    """transformers' or the published layout, the shared experts side by side, the head without padding rows."""
+    """transformers' or the published layout, the head without padding rows."""
     from lora_plugin_inkling.model.checkpoint import declared_tensors
 
     wrapped = "text_config" in hf_config

@@ -32,12 +32,15 @@ def _attention(host: str, layers: OnlyLayers, prefix: str) -> tuple[Site, Site]:
     )
 
 
-def _mlp(host: str, hf: str, width: str, layers: OnlyLayers, experts: str | None = None) -> tuple[Site, Site]:
-    """The two linears of a gated MLP; `{expert}` in `hf` for routed experts, which HF keeps in one tensor."""
+def _mlp(
+    host: str, hf: str, width: str, layers: OnlyLayers, *, experts: str | None = None, stack: str | None = None
+) -> tuple[Site, Site]:
+    """The two linears of a gated MLP; `{expert}` in `hf` for routed experts, a stack for shared ones."""
     gate_up = tuple(
-        Projection(hf=f"{_HF}.{hf}.{name}_proj", in_dim="hidden_size", out_dim=width) for name in ("gate", "up")
+        Projection(hf=f"{_HF}.{hf}.{name}_proj", in_dim="hidden_size", out_dim=width, stack=stack)
+        for name in ("gate", "up")
     )
-    down = Projection(hf=f"{_HF}.{hf}.down_proj", in_dim=width, out_dim="hidden_size")
+    down = Projection(hf=f"{_HF}.{hf}.down_proj", in_dim=width, out_dim="hidden_size", stack=stack)
     fused = [f"{_HF}.mlp.experts.{name}_proj" if experts else None for name in ("gate_up", "down")]
     return (
         Site(
@@ -122,8 +125,14 @@ ARCHITECTURE = Architecture(
         *_attention("self_attention", _ATTENTION.only("hybrid"), ""),
         *_attention("sliding_attention", _ATTENTION.only("hybrid_sliding"), "swa_"),
         *_mlp("mlp", "mlp", "intermediate_size", _DENSE),
-        *_mlp("mlp.experts", "mlp.experts.{expert}", "moe_intermediate_size", _SPARSE, "n_routed_experts"),
-        *_mlp("mlp.shared_experts", "mlp.shared_experts", "n_shared_experts * moe_intermediate_size", _SPARSE),
+        *_mlp("mlp.experts", "mlp.experts.{expert}", "moe_intermediate_size", _SPARSE, experts="n_routed_experts"),
+        *_mlp(
+            "mlp.shared_experts",
+            "mlp.shared_experts",
+            "n_shared_experts * moe_intermediate_size",
+            _SPARSE,
+            stack="n_shared_experts",
+        ),
         Site(
             path="output_layer",
             kind=SiteKind.COLUMN,

@@ -89,7 +89,7 @@ def test_published_layout_is_transformers_own(hf: dict[str, Tensor]) -> None:
             if isinstance(rule, WeightConverter):
                 for operation in rule.operations:
                     keys = [name] if len(tensors) == 1 and type(operation).__name__ == "Interleave" else targets
-                    made = operation.convert({name: tensors[0]}, [name], keys)
+                    made: Any = operation.convert({name: tensors[0]}, [name], keys)
                     tensors = list(made.values())
             name = targets[0]
         back |= {re.sub("language_model.", "", one): part for one, part in zip(targets, tensors, strict=True)}

@@ -1,8 +1,7 @@
-"""A checkpoint of Inkling under the names and in the shapes that the architecture declares, whatever its layout."""
+"""A checkpoint of Inkling as the architecture declares it, whatever its layout."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 from lora_plugin_inkling.model.published import MODEL, PREFIX, pairing_of
 from lora_plugins_sdk.base_tensors import BaseTensors
 
-_SHARED = re.compile(r".+\.mlp\.shared_experts\.(gate|up|down)_proj")
 _HEAD = "lm_head.weight"
 
 
@@ -25,7 +23,7 @@ def declared_tensors(stored: BaseTensors, vocabulary: int, prefix: str) -> BaseT
     """
     if any(name.startswith(PREFIX) for name in stored.names()):
         stored = _FromPublished(stored, prefix)
-    return _Declared(stored, vocabulary)
+    return _Trimmed(stored, vocabulary)
 
 
 class _View:
@@ -104,39 +102,23 @@ class _Source:
     half: int | None = None
 
 
-class _Declared(_View):
-    """The shared experts side by side as one MLP, and the head without HF's padding rows."""
+class _Trimmed(_View):
+    """The head without HF's padding rows."""
 
     def __init__(self, stored: BaseTensors, vocabulary: int) -> None:
         self.stored, self.vocabulary = stored, vocabulary
-        self.sources = {_declared_name(name): name for name in stored.names()}
 
     def names(self) -> set[str]:
-        return set(self.sources)
+        return self.stored.names()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        source = self.sources[name]
-        shape = self.stored.shape(source)
-        if name == _HEAD:
-            return (min(shape[0], self.vocabulary), *shape[1:])
-        if source == name or len(shape) != 3:
-            return shape
-        experts, out, width = shape
-        return (out, experts * width) if "down_proj" in name else (experts * out, width)
+        rows, *rest = self.stored.shape(name) or (0,)
+        return (min(rows, self.vocabulary), *rest) if name == _HEAD else self.stored.shape(name)
 
     def part(self, name: str, *index: int | slice) -> Tensor:
-        source = self.sources[name]
-        if name == _HEAD:
-            rows, *rest = index or (slice(None),)
-            assert isinstance(rows, slice), "rows are read in ranges"
-            start, stop, _ = rows.indices(self.shape(name)[0])
-            return self.stored.part(source, slice(start, stop), *rest)
-        if source == name:
+        if name != _HEAD:
             return self.stored.part(name, *index)
-        experts = self.stored.part(source, slice(None))
-        whole = experts.transpose(0, 1).flatten(1) if "down_proj" in name else experts.flatten(0, 1)
-        return whole[index]
-
-
-def _declared_name(name: str) -> str:
-    return f"{name}.weight" if _SHARED.fullmatch(name) else name
+        rows, *rest = index or (slice(None),)
+        assert isinstance(rows, slice), "rows are read in ranges"
+        start, stop, _ = rows.indices(self.shape(name)[0])
+        return self.stored.part(name, slice(start, stop), *rest)
