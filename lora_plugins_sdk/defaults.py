@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from lora_plugins_sdk.base_tensors import BaseTensors
     from lora_plugins_sdk.parallel_run import ParallelRun
+    from lora_plugins_sdk.peft_files import PeftAdapter
 
 PEFT_PREFIX = "base_model.model."
 
@@ -130,6 +131,12 @@ def lora_import_tensor(row: ParamRow, tensors: Mapping[str, Tensor]) -> Tensor:
 
         return torch.stack([tensors[row.hf_name.format(expert=number)] for number in range(row.full_shape[0])])
     return from_stack(row, tensors[row.hf_name])
+
+
+@hookimpl(trylast=True)
+def lora_read_adapter(saved: PeftAdapter) -> PeftAdapter:
+    """As it is saved."""
+    return saved
 
 
 @hookimpl(trylast=True)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lora_plugins_sdk.config import LoraConfig
     from lora_plugins_sdk.errors import Diagnostic
     from lora_plugins_sdk.parallel_run import ParallelRun
+    from lora_plugins_sdk.peft_files import PeftAdapter
     from lora_plugins_sdk.run import RunFacts
     from lora_plugins_sdk.table import ParamRow, SitePlan
 
@@ -145,6 +146,19 @@ def lora_import_tensor(row: ParamRow, tensors: Mapping[str, Tensor]) -> Tensor |
 
     :param row: the factor.
     :param tensors: the adapter file; read from it only what `lora_export_tensor` wrote for this row.
+    """
+
+
+@hookspec(firstresult=True)
+def lora_read_adapter(
+    architecture: Architecture, hf_config: Mapping[str, object], saved: PeftAdapter
+) -> PeftAdapter | None:
+    """Return a saved adapter under the names that `lora_export_tensor` gives, where it has those of another schema that
+    adapters of this model come in. Default: as it is.
+
+    :param architecture: the selected architecture.
+    :param hf_config: the model's HF config.
+    :param saved: tensors and config, not checked yet.
     """
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lora_plugins_sdk.adapter import LoraAdapter
     from lora_plugins_sdk.base_tensors import BaseTensors
     from lora_plugins_sdk.parallel_run import ParallelRun
+    from lora_plugins_sdk.peft_files import PeftAdapter
 
 DEFAULTS_NAME = "sdk-defaults"
 
@@ -123,6 +124,10 @@ class SelectedPlugin:
     def import_tensor(self, row: ParamRow, tensors: Mapping[str, Tensor]) -> Tensor:
         """One full factor from PEFT tensors."""
         return self._call("lora_import_tensor", row=row, tensors=tensors)
+
+    def read_adapter(self, hf_config: Mapping[str, object], saved: PeftAdapter) -> PeftAdapter:
+        """A saved adapter under the names of an export."""
+        return self._call("lora_read_adapter", architecture=self.architecture, hf_config=hf_config, saved=saved)
 
     def build_model(
         self,

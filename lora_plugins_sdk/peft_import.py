@@ -24,7 +24,8 @@ def import_adapter(model: Model, saved: PeftAdapter) -> None:
 
     Args:
         model: the model an adapter is attached to.
-        saved: config and full tensors (`read_adapter(directory)`).
+        saved: config and full tensors (`read_adapter(directory)`), named as an export or by a schema that the
+            plugin knows.
 
     Raises:
         LoraError: nothing was written. Lists every difference: rank, alpha, rsLoRA or variant in the config; tensors
@@ -36,6 +37,7 @@ def import_adapter(model: Model, saved: PeftAdapter) -> None:
     expect("saved", saved, PeftAdapter, cure="read it first: read_adapter(directory)")
     adapter = adapter_of(model)
     try:
+        saved = adapter.plugin.read_adapter(adapter.hf_config, saved)
         raise_if_any(
             "this adapter cannot be loaded:",
             [
