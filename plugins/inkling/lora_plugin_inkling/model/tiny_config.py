@@ -27,7 +27,7 @@ TINY_CONFIG: dict[str, Any] = {
     "log_scaling_alpha": 0.3,
     "conv_kernel_size": 4,
     "intermediate_size": 36,
-    "moe_intermediate_size": 22,
+    "moe_intermediate_size": 28,
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
     "n_shared_experts": 2,
