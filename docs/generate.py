@@ -142,21 +142,35 @@ TOML_TYPES = {
 
 def harness_config() -> str:
     """Every key of a training config, section by section."""
-    from pydantic import BaseModel
-
     from lora_harness.config import TrainConfig
 
     top, parts = [], []
     for name, field in TrainConfig.model_fields.items():
-        sections = [one for one in _members(field.annotation) if isinstance(one, type) and issubclass(one, BaseModel)]
+        sections = _sections(field)
         if not sections:
             top.append((name, field))
         for section in sections:
             kind = section.model_fields.get("kind")
             suffix = f' with kind = "{get_args(kind.annotation)[0]}"' if kind is not None and len(sections) > 1 else ""
-            fields = [(key, one) for key, one in section.model_fields.items() if one is not kind]
-            parts.append(f"### `[{name}]`{suffix}\n\n{_fields_table(fields)}")
+            parts.extend(_section(name, section, suffix, leave_out=kind))
     return "\n\n".join([f"### Top level\n\n{_fields_table(top)}", *parts])
+
+
+def _section(name: str, section: Any, suffix: str = "", *, leave_out: Any = None) -> Iterator[str]:
+    """A section's own keys, then each section within it."""
+    fields = [(key, one) for key, one in section.model_fields.items() if one is not leave_out]
+    plain = [(key, one) for key, one in fields if not _sections(one)]
+    yield f"### `[{name}]`{suffix}\n\n{_fields_table(plain)}"
+    for key, one in fields:
+        for inner in _sections(one):
+            yield from _section(f"{name}.{key}", inner)
+
+
+def _sections(field: Any) -> list[Any]:
+    """The config models that a field may hold; none for a plain value."""
+    from pydantic import BaseModel
+
+    return [one for one in _members(field.annotation) if isinstance(one, type) and issubclass(one, BaseModel)]
 
 
 def _members(annotation: Any) -> Iterator[Any]:
