@@ -2,6 +2,9 @@
 
 import json
 import os
+import resource
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -85,6 +88,37 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
         write_adapter(ADAPTER, tmp_path / "taken")
     with pytest.raises(LoraError, match=r"within.*cannot be written"):
         write_adapter(ADAPTER, tmp_path / "taken" / "within")
+
+
+def test_a_read_only_directory_and_a_full_disk_leave_what_was_there() -> None:
+    folder = Path(tempfile.mkdtemp())
+    root = os.geteuid() == 0
+    try:
+        directory = write_adapter(ADAPTER, folder / "adapter")
+        before = {path.name: path.read_bytes() for path in directory.iterdir()}
+        folder.chmod(0o555)
+        if root:  # to whom no directory is read-only
+            os.seteuid(65534)
+        try:
+            for output in (directory, folder / "other"):
+                with pytest.raises(LoraError, match=r"cannot be written \(Permission denied\)"):
+                    write_adapter(ADAPTER, output, replace=True)
+        finally:
+            if root:
+                os.seteuid(0)
+        folder.chmod(0o755)
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        for size in (0, 100, 300):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit[1]))
+            try:
+                with pytest.raises(LoraError, match="cannot be written"):
+                    write_adapter(ADAPTER, directory, replace=True)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        assert os.listdir(folder) == ["adapter"]
+        assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
