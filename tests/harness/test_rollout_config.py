@@ -70,6 +70,10 @@ REFUSED = [
         r"rollout\.sglang\.arguments\.max_lora_rank: is set by the harness -> use lora\.rank",
     ),
     (
+        {"engine": "sglang", "sglang": {"arguments": {"enable_memory_saver": True}}},
+        r"arguments\.enable_memory_saver: is set by the harness -> remove it: engines keep their weights",
+    ),
+    (
         {"engine": "sglang", "mode": "adapter", "sglang": {"arguments": {"dp_size": 2}}},
         r"arguments\.dp_size: 2 copies in one engine cannot be updated.* -> .*rollout\.sglang\.engines",
     ),

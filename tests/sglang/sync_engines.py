@@ -87,7 +87,7 @@ class Engines:
     def _ready(self, index: int) -> HttpClient:
         server = self.servers[index]
         client = HttpClient(server.url, server=server, timeout=120.0)
-        server.wait_until_ready(client.healthy, timeout=280.0)
+        server.wait_until_ready(client.healthy, timeout=900.0)
         return client
 
     def _restart(self, index: int) -> SglangClient:

@@ -40,7 +40,7 @@ MERGE_POINTS = (
     ("end_weight_update", "before"),
     ("weight_checksums", "before"),
 )
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
 class Trapped:
@@ -129,28 +129,33 @@ def truth(reference: OwnProcess, tiny_qwen3_dir: Path, tmp_path: Path) -> Truth:
     return Truth(reference, tiny_qwen3_dir, tmp_path)
 
 
-def test_adapter_mode_survives_and_stops_with_the_cause(truth: Truth, tiny_qwen3_dir: Path, tmp_path: Path) -> None:
-    """B36, B40: a restarted engine gets base and adapter again; one that cannot be restarted ends the run, and the
-    other goes on with the version before."""
-    adapters = {version: random_adapter(tiny_qwen3_dir, seed=version) for version in range(1, 9)}
+def test_adapter_mode_survives(truth: Truth, tiny_qwen3_dir: Path, tmp_path: Path) -> None:
+    """B36, B40: a restarted engine gets base and adapter again."""
+    adapters = {version: random_adapter(tiny_qwen3_dir, seed=version) for version in range(1, 8)}
     with Engines(tiny_qwen3_dir, tmp_path, count=2, **LORA_ARGUMENTS) as engines:
         sync = AdapterSync(engines.group, Packer(tiny_qwen3_dir, SETTINGS), SETTINGS, MemoryTransport(512))
         answers = survive(engines, sync, ADAPTER_POINTS, adapters)
         assert len([text for text in engines.said if "was restarted" in text]) == len(ADAPTER_POINTS)
-        assert [one.loaded_adapters() for one in engines.group.clients] == [{"policy-v7"}] * 2
-        sync.close()
+        for client in engines.group.clients:
+            # The version before may have had a request when the last one came.
+            assert {"policy-v7"} <= client.loaded_adapters() <= {"policy-v6", "policy-v7"}
+    assert truth.largest_gap(answers, adapters) <= 1e-5
 
-        forever = EngineGroup(engines.group.clients, say=engines.said.append)
-        sync = AdapterSync(forever, Packer(tiny_qwen3_dir, SETTINGS), SETTINGS, MemoryTransport(512))
+
+def test_an_engine_that_cannot_come_back_ends_the_run(truth: Truth, tiny_qwen3_dir: Path, tmp_path: Path) -> None:
+    """B36, B40: the error has the cause, and the other engine goes on with the version before, on its own."""
+    adapters = {version: random_adapter(tiny_qwen3_dir, seed=version) for version in (1, 2)}
+    with Engines(tiny_qwen3_dir, tmp_path, count=2, **LORA_ARGUMENTS) as engines:
+        not_ours = EngineGroup(engines.group.clients, say=engines.said.append)
+        sync = AdapterSync(not_ours, Packer(tiny_qwen3_dir, SETTINGS), SETTINGS, MemoryTransport(512))
         sync.publish(1, adapters[1].tensors, adapters[1].config)
         engines.kill(VICTIM)
         with pytest.raises(LoraError, match="signal SIGKILL") as told:
             sync.publish(2, adapters[2].tensors, adapters[2].config)
         assert "Requests get policy-v1 as before" in str(told.value)
         assert engines.group.clients[0].loaded_adapters() == {"policy-v1"}
-        last = ask(engines, sync, 0, "left")
-        assert {one.version for one in last} == {1}
-        answers += last
+        answers = ask(engines, sync, 0, "left")
+        assert {one.version for one in answers} == {1}
     assert truth.largest_gap(answers, adapters) <= 1e-5
 
 

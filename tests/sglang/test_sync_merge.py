@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 import torch
 from own_process import OwnProcess
@@ -175,3 +176,22 @@ def test_weights_from_elsewhere_are_not_taken_for_the_policys(engines: Engines, 
     stamp.check(answers[0])  # the base: the engine has no stamp of ours
     with pytest.raises(LoraError, match="answered with weights"):
         Serving(version=7, weight_version="policy-v7").check(answers[0])
+
+
+def test_a_memory_release_from_outside_loses_nothing(
+    engines: Engines, truth: Truth, sync: MergeSync, tiny_qwen3_dir: Path
+) -> None:
+    """B38: engines run without SGLang's memory saver (the config refuses it), so that its release and resume keep the
+    weights: the version that served before serves afterwards, and the next one finds the base that it expects."""
+    client = engines.group.clients[0]
+    adapters = {version: random_adapter(tiny_qwen3_dir, seed=version) for version in (1, 2)}
+    sync.publish(1, adapters[1].tensors, adapters[1].config)
+    before = dict(client.weight_checksums())
+    for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+        httpx2.post(f"{client.name}{path}", json={}, timeout=60.0).raise_for_status()
+    assert not differences(before, client.weight_checksums())
+    answers = ask(engines, sync, "woken")
+    sync.publish(2, adapters[2].tensors, adapters[2].config)
+    answers += ask(engines, sync, "later")
+    assert {one.version for one in answers} == {1, 2}
+    assert truth.largest_gap(answers, adapters) <= 1e-5

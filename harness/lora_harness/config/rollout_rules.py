@@ -24,6 +24,7 @@ _OURS = {
     "lora_paths": "remove it; an adapter to start from is warm_start.adapter",
     "max_loras_per_batch": "use rollout.sglang.keep",
     "max_loaded_loras": "use rollout.sglang.keep",
+    "enable_memory_saver": "remove it: engines keep their weights for the whole run, and are not put to sleep",
     "experts_shared_outer_loras": "remove it: it follows from the adapter",
 }
 
