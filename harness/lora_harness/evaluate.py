@@ -19,6 +19,7 @@ from lora_harness.prompts import PromptEncoder
 from lora_harness.rollouts import request_seed
 from lora_harness.tasks import build_task
 from lora_plugins_sdk import LoraError, read_adapter
+from lora_plugins_sdk.adapter_files import INDEX_FILE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +95,12 @@ def load_policy(config: TrainConfig, adapter: Path | None) -> Any:
     )
     if adapter is None:
         return base
+    if (adapter / INDEX_FILE).exists():
+        raise LoraError(
+            str(adapter),
+            reason="has its tensors in several files, and PEFT reads one",
+            cure=f"write it into one first: lora-plugins export {adapter} --output DIR",
+        )
     from peft import PeftModel
 
     given = read_adapter(adapter)

@@ -15,6 +15,7 @@ from lora_harness.quickstart import recipe as recipes
 from lora_harness.quickstart import run as quickstart_run
 from lora_harness.quickstart import run_quickstart
 from lora_harness.quickstart.previous import prepare_output
+from lora_plugins_sdk import read_adapter, write_adapter
 from lora_plugins_sdk.errors import LoraError
 
 
@@ -93,6 +94,9 @@ def test_evaluation_uses_the_adapter_and_refuses_a_spoilt_one(finished: Path, tm
     assert float((logits[0] - logits[1]).abs().max()) > 0.1
     with pytest.raises(LoraError, match="no_proj"):
         evaluate(config, adapter=tmp_path / "spoilt", temperature=0.0, samples=1)
+    write_adapter(read_adapter(finished / "adapter"), tmp_path / "shards", max_shard_bytes=1)
+    with pytest.raises(LoraError, match=r"PEFT reads one -> write it into one first: lora-plugins export"):
+        load_policy(config, tmp_path / "shards")
 
 
 def test_output_of_another_run_is_refused(tmp_path: Path) -> None:
