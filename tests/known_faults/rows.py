@@ -9,6 +9,7 @@ _QWEN3 = "plugins/qwen3/tests"
 _HERE = "tests/known_faults"
 _HARNESS = "tests/harness"
 _OFFLINE = "tests/offline"
+_SERVING = "tests/serving"
 _SGLANG = "tests/sglang"
 _NO_EXPERTS = "no plugin has experts yet"
 
@@ -216,6 +217,9 @@ ROWS = {
         cure="packs are declared per TP shard and resolved for each TP size",
         tests=(
             f"{_SDK}/test_pack.py::test_concat_puts_each_shards_gate_before_its_up",
+            f"{_SDK}/test_pack.py::test_concat_splits_each_section_on_its_own",
+            f"{_SDK}/test_packed_sites_world.py::test_branch_and_factors_of_a_packed_site",
+            f"{_SDK}/test_hybrid_base.py::test_each_rank_loads_its_part",
             f"{_SDK}/test_expert_base_weights.py::test_every_rank_gets_its_experts_and_its_shard",
             f"{_SDK}/test_expert_training.py::test_training_equals_one_process",
             f"{_QWEN3}/test_export_layouts.py::test_same_on_every_rank_of_every_topology",
@@ -235,10 +239,33 @@ ROWS = {
         cure="a site declares the order of its projections; the branch and the base read that one order",
         mutants=("gate-and-up-swapped", "halves-declared-in-the-wrong-order"),
     ),
+    "B26": Row(
+        cure="what the engine leaves out of a linear is pinned at zero; with content it is refused, never dropped",
+        tests=(
+            f"{_SDK}/test_pinned_modules.py::test_pinned_rows_stay_exactly_zero",
+            f"{_HARNESS}/test_capabilities.py::test_what_sglang_leaves_out_of_a_linear_is_held_at_zero_in_adapter_mode_alone",
+            f"{_HARNESS}/test_sglang_accepted.py::test_reasons_of_what_is_refused",
+            f"{_SERVING}/test_sglang_names.py::test_b_and_a_rows_are_left_out_while_they_are_zero_and_refused_else",
+        ),
+        mutants=("pins-forgotten",),
+    ),
+    "B27": Row(
+        cure="the serving form gives q, k and v of a delta net a copy of A each, and their rows of B",
+        tests=(f"{_SERVING}/test_sglang_names.py::test_gated_delta_net_is_split_by_rows_of_b",),
+    ),
+    "B28": Row(
+        cure="parts of a packed linear are told apart by the declaration; an engine's groups are filled with zeros",
+        tests=(
+            f"{_SERVING}/test_sglang_names.py::test_a_group_with_a_part_missing_is_filled_with_zeros",
+            f"{_SERVING}/test_sglang_names.py::test_up_alone_gets_a_gate_of_zeros",
+        ),
+        mutants=("lone-projection-taken-for-the-first", "neighbours-of-a-pinned-projection-are-held-too"),
+    ),
     "B29": Row(
         cure="names are checked against PEFT's own scheme, imports against every expected tensor",
         tests=(
             f"{_SDK}/test_attachment.py::test_every_target_has_an_effect_and_a_gradient",
+            f"{_SDK}/test_hybrid_base.py::test_adapter_names_are_those_of_the_checkpoint",
             f"{_SGLANG}/test_sync_adapter.py::test_a_random_adapter_on_every_target_answers_as_peft",
             f"{_SGLANG}/test_sync_merge.py::test_names_that_the_engine_passes_over_are_found_out",
         ),
