@@ -31,7 +31,7 @@ def make_qwen3_moe(folder: str) -> None:
         head_dim=16,
         max_position_embeddings=512,
         tie_word_embeddings=False,
-        initializer_range=0.1,
+        initializer_range=0.05,
     )
     Qwen3MoeForCausalLM(Qwen3MoeConfig(**fields)).float().save_pretrained(folder)
 
