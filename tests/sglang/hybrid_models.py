@@ -70,12 +70,9 @@ def make_multimodal_hybrid(folder: str) -> None:
     config = Qwen3_5MoeConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **tokens)
     save(Qwen3_5MoeForConditionalGeneration(config), folder)
     # SGLang asks for both, also where no image is ever sent.
-    image, video = (
-        {"image_processor_type": "Qwen2VLImageProcessorFast"},
-        {"video_processor_type": "Qwen3VLVideoProcessor"},
-    )
-    (Path(folder) / "preprocessor_config.json").write_text(json.dumps(image))
-    (Path(folder) / "video_preprocessor_config.json").write_text(json.dumps(video))
+    image, video = "Qwen2VLImageProcessorFast", "Qwen3VLVideoProcessor"
+    (Path(folder) / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": image}))
+    (Path(folder) / "video_preprocessor_config.json").write_text(json.dumps({"video_processor_type": video}))
 
 
 def save(net: Any, folder: str) -> None:
