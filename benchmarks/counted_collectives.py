@@ -30,6 +30,7 @@ class CountedCollectives:
 
     Attributes:
         bytes: bytes of the full tensors so far.
+        calls: collectives so far.
 
     Raises:
         RuntimeError: a collective is called that cannot be counted.
@@ -37,6 +38,7 @@ class CountedCollectives:
 
     def __init__(self) -> None:
         self.bytes = 0
+        self.calls = 0
         self._replaced: list[tuple[Any, str, Any]] = []
         self._inside = False
 
@@ -64,6 +66,7 @@ class CountedCollectives:
                 return collective(*args, **kwargs)
             tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
             self.bytes += tensors[at].numel() * tensors[at].element_size()
+            self.calls += 1
             self._inside = True
             try:
                 return collective(*args, **kwargs)
