@@ -1,9 +1,9 @@
 """A sync of the policy to SGLang: adapter mode against merge mode, the same model and run, in time and bytes.
 
 Two servers of the real SGLang serve one randomly initialised Qwen3, one with LoRA and one without; each round
-publishes a new random adapter in every way, in turn. A sync is everything from exported tensors to a version that answers: checks,
-folding, sending, the engine's own work, checksums. Seconds are by the clock, since most of the work is the servers'.
-`wire_bytes` and `messages` are those of the HTTP requests. The trainer's collectives are counted on two
+publishes a new random adapter in every way, in turn. A sync is everything from exported tensors to a version that
+answers: checks, folding, sending, the engine's own work, checksums. Seconds are by the clock, since most of the work is
+the servers'. `wire_bytes` and `messages` are those of the HTTP requests. The trainer's collectives are counted on two
 tensor-parallel ranks: the export gathers the adapter in either mode, and merge mode reads the base from its files.
 
 The servers run with an interpreter that has SGLang (`--python`), on a CPU with this project's plugin.
