@@ -337,9 +337,9 @@ ROWS = {
         ),
     ),
     "B38": Row(
-        cure="engines are never put to sleep: the config refuses the memory saver, without it a release keeps weights",
+        cure="engines are never put to sleep (the config refuses it); one that lost its memory gets base, then version",
         tests=(f"{_SGLANG}/test_sync_merge.py::test_a_memory_release_from_outside_loses_nothing",),
-        open="waking an engine whose memory was really given back: the harness has no such mode",
+        open="waking an engine: the harness has no such mode, and SGLang's release ends an engine on a CPU",
     ),
     "B39": Row(
         cure="a version's name never comes back, so that no cached prefix can belong to another",
