@@ -127,9 +127,9 @@ mcore-019-if-possible:
 	fi
 
 ## test-sglang      tests of the real SGLang on the CPU, in .venv-sglang; none may be skipped
-test-sglang: setup-sglang
+test-sglang: setup setup-sglang
 	@echo "== $(SGLANG)"
-	$(TEST_ENV) $(BIN_SGLANG)/python -m pytest -m sglang $(PYTEST_ARGS)
+	$(TEST_ENV) LORA_TRAINER_PYTHON=$(abspath $(BIN)/python) $(BIN_SGLANG)/python -m pytest -m sglang $(PYTEST_ARGS)
 	@echo "== $(SGLANG) tested"
 
 ## mutants          seeded faults, and which check of the conformance kit kills each

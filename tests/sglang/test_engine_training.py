@@ -1,0 +1,96 @@
+"""Whole runs with rollouts on the real SGLang, in both modes: versions, gaps, gate, and what is left behind.
+
+The trainer is a process of its own, run by the interpreter of the environment variable `LORA_TRAINER_PYTHON`, whose
+torch may be another one than SGLang's (`make test-sglang` gives that of `.venv`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lora_harness.config import dump_config, parse_config
+from lora_harness.quickstart.base_model import make_base
+from lora_harness.quickstart.recipe import BaseRecipe, training_config
+from lora_harness.report import Summary
+
+# Starting an engine takes minutes on a busy machine.
+pytestmark = pytest.mark.timeout(900)
+
+STEPS = 3
+TRAINER = os.environ.get("LORA_TRAINER_PYTHON", sys.executable)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quickstart's model after one warm-up step: nothing here depends on its being right."""
+    folder = tmp_path_factory.mktemp("base") / "base"
+    make_base(folder, seed=0, recipe=BaseRecipe(target=0.0, check_every=1, max_steps=1), say=lambda text: None)
+    return folder
+
+
+def train(base: Path, output: Path, mode: str, **rollout: Any) -> subprocess.CompletedProcess[str]:
+    """The quickstart's run, but small and with rewards that differ: the model's sums are all wrong."""
+    config = training_config(
+        base=base, output=output, engine="sglang", seed=0, steps=STEPS, mode=mode, sglang_python=Path(sys.executable)
+    )
+    raw = config.model_dump(mode="json", exclude_none=True)
+    raw["algorithm"] |= {"prompts_per_step": 8, "group_size": 4}
+    raw["eval"] |= {"count": 8, "samples": 1}
+    raw["task"]["reward"] = "rewards:first_digit_is_even"
+    raw["rollout"] |= {"max_batch_size": 32, **rollout}
+    file = output.with_suffix(".toml")
+    file.write_text(dump_config(parse_config(raw)))
+    return subprocess.run(
+        [TRAINER, "-m", "lora_harness", "train", str(file)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def rows(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def engines_of(output: Path) -> list[int]:
+    """Processes that still serve a run."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if str(output / "sglang") in " ".join(process.info["cmdline"] or ()):
+            found.append(process.pid)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["adapter", "merge"])
+def test_trainer_and_engine_stay_one_policy(base: Path, tmp_path: Path, mode: str) -> None:
+    """B36, B37: a policy that does not arrive, or rollouts of the base, would open the gap at once."""
+    output = tmp_path / "run"
+    done = train(base, output, mode)
+    assert done.returncode == 0, done.stdout
+    found = rows(output)
+    assert [row["adapter_version"] for row in found] == [1, 2, 3]
+    assert all(row["bytes_synced"] > 0 for row in found) and max(row["kl"] for row in found) > 1e-3, "it moved"
+    assert max(row["logprob_gap_max"] for row in found) <= 1e-4
+    assert (output / "adapter" / "adapter_model.safetensors").is_file()
+    assert Summary.read(output).steps == STEPS
+    assert "SGLang engine 0 serves" in done.stdout
+    assert "largest log-prob gap between trainer and engine: mean" in done.stdout
+    assert not engines_of(output)
+
+
+def test_a_gap_above_the_limit_ends_the_run_and_its_engines(base: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    done = train(base, output, "adapter", max_logprob_gap=1e-9)
+    assert done.returncode == 2 and "Traceback" not in done.stdout
+    assert "rollout.max_logprob_gap = 1e-09: trainer and engine differ by more: mean" in done.stdout
+    assert len(rows(output)) == 1, "the step is on record"
+    assert not engines_of(output)
