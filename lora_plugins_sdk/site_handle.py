@@ -172,6 +172,18 @@ def check_host(module: nn.Module, plan: SitePlan, facts: RunFacts) -> None:
             reason="gathers its output over TP, and the delta is added per shard",
             cure="build it with gather_output=False",
         )
+    if facts.tp > 1 and plan.site.kind is not SiteKind.REPLICATED and _leaves_communication_out(module):
+        raise LoraError(
+            where,
+            reason="leaves its communication over TP to its caller (shared-expert overlap), and the branch would "
+            "communicate a second time",
+            cure="build the model without moe_shared_expert_overlap",
+        )
+
+
+def _leaves_communication_out(module: nn.Module) -> bool:
+    """Whether a linear that TP splits neither gathers nor sums: megatron-core's own, or Transformer Engine's."""
+    return getattr(module, "explicit_expert_comm", False) or getattr(module, "parallel_mode", "") is None
 
 
 def host_weight_shape(plan: SitePlan, tp: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import torch
 from hybrid_tiny import CONFIG
 
 from lora_plugin_qwen36_moe.model import build_model
-from lora_plugins_sdk import LoraConfig, LoraError, ParallelRun, RunFacts, derive_table, load_plugin
+from lora_plugins_sdk import LoraConfig, LoraError, ParallelRun, RunFacts, attach, derive_table, load_plugin
 from lora_plugins_sdk.testing import Layout, current_run, run_world
 
 PLUGIN = load_plugin(architecture="qwen36_moe")
@@ -71,6 +71,26 @@ def test_runs_that_are_refused(facts: RunFacts, words: str) -> None:
 def test_no_table_of_a_run_that_cannot_train(facts: RunFacts, words: str) -> None:
     with pytest.raises(LoraError, match=words):
         derive_table(PLUGIN, CONFIG, LoraConfig(rank=4), facts)
+
+
+def _attach_to_overlap() -> str:
+    from lora_plugin_qwen36_moe import fields
+
+    fields._NOT_THE_POLICY.clear()
+    run = current_run()
+    model = build_model(CONFIG, run, overrides={"moe_shared_expert_overlap": True})
+    try:
+        attach(model, PLUGIN, CONFIG, LoraConfig(rank=4), run)
+    except LoraError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.world
+def test_a_host_with_shared_expert_overlap_takes_no_adapter() -> None:
+    """B8: whoever built it."""
+    for message in run_world(_attach_to_overlap, Layout(tp=2, etp=1, sequence_parallel=True)):
+        assert "mlp.shared_experts.linear_fc" in message and "build the model without moe_shared_expert_overlap" in message
 
 
 def _built(config: dict[str, Any]) -> dict[str, Any]:
