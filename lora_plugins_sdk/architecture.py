@@ -77,6 +77,8 @@ class Architecture:
         num_layers: config expression for the number of layers.
         fallbacks: expressions for config keys that HF lets a config omit.
         tiny_config: HF config of a model small enough for `lora-plugins check`; empty when there is none.
+        quickstart_config: HF config, without a vocabulary, of a model that learns something within minutes on a CPU,
+            for `lora-grpo quickstart`; empty when there is none.
         lacks: capability -> reason, for what the conformance kit must not expect (the names are the kit's).
 
     Raises:
@@ -93,6 +95,7 @@ class Architecture:
     num_layers: str = "num_hidden_layers"
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     tiny_config: Mapping[str, object] = field(default_factory=dict)
+    quickstart_config: Mapping[str, object] = field(default_factory=dict)
     lacks: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -158,7 +158,9 @@ def quickstart(
     sglang_python: Annotated[
         Path | None, typer.Option(metavar="PYTHON", help="Interpreter that has SGLang. [this one]")
     ] = None,
-    model: Annotated[str, typer.Option(metavar="NAME", help="Model to build and train.")] = "qwen3",
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="Architecture to build small and train; `lora-plugins list` shows them.")
+    ] = "qwen3",
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps. [as many as the task needs]")] = None,
 ) -> None:

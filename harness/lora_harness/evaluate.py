@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from rich.console import Console
 from lora_harness.config import TrainConfig
 from lora_harness.engines import GenerationRequest, SamplingParams
 from lora_harness.engines.decode import complete
-from lora_harness.engines.model_files import load_hf_model
+from lora_harness.engines.model_files import load_hf_model, parameters_to_target
 from lora_harness.engines.peft_slot import adapter_state, check_fit, lora_config
 from lora_harness.prompts import PromptEncoder
 from lora_harness.rollouts import request_seed
 from lora_harness.tasks import build_task
-from lora_plugins_sdk import LoraError, read_adapter
+from lora_plugins_sdk import LoraError, read_adapter, write_adapter
 from lora_plugins_sdk.adapter_files import INDEX_FILE
+from lora_plugins_sdk.peft_parameters import to_parameters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,9 +106,13 @@ def load_policy(config: TrainConfig, adapter: Path | None) -> Any:
     from peft import PeftModel
 
     given = read_adapter(adapter)
-    lora_config(given.config)
+    # Factors of experts that the HF model keeps in one parameter; anything else is read from where it lies.
+    readable = to_parameters(given, parameters_to_target(config.model.path, config.model.plugin))
+    lora_config(readable.config)
     try:
-        model = PeftModel.from_pretrained(base, str(adapter)).eval()
+        with tempfile.TemporaryDirectory() as folder:
+            where = adapter if readable is given else write_adapter(readable, folder)
+            model = PeftModel.from_pretrained(base, str(where)).eval()
     except (ValueError, RuntimeError, KeyError) as error:
         raise LoraError(
             str(adapter),
@@ -114,7 +120,7 @@ def load_policy(config: TrainConfig, adapter: Path | None) -> Any:
             cure="use the base it was trained on",
         ) from error
     # PEFT only warns about tensors that it found no place for.
-    check_fit(adapter_state(model), given.tensors)
+    check_fit(adapter_state(model), readable.tensors)
     return model
 
 

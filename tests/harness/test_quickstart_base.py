@@ -16,6 +16,7 @@ from lora_harness.engines.local import LocalEngine
 from lora_harness.engines.model_files import load_hf_tokenizer
 from lora_harness.quickstart.arithmetic import prompts, reward
 from lora_harness.quickstart.base_model import Base, make_base
+from lora_harness.quickstart.model import model_config
 from lora_harness.quickstart.recipe import BaseRecipe
 from lora_harness.quickstart.tokenizer import build_tokenizer
 from lora_harness.quickstart.warmup import accuracy, encode
@@ -23,8 +24,9 @@ from lora_harness.tasks import Example
 from lora_plugins_sdk.errors import LoraError
 
 # Small enough for a unit test: it ends at its first check, right in hardly any sample.
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
 QUICK = BaseRecipe(
-    hidden_size=32, intermediate_size=48, batch_size=16, target=0.0, check_every=2, max_steps=4, lr_warmup=1
+    model=model_config("qwen3") | SMALL, batch_size=16, target=0.0, check_every=2, max_steps=4, lr_warmup=1
 )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,9 +38,13 @@ def test_bad_arguments_leave_nothing(tmp_path: Path, arguments: dict, said: str)
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole quickstart of two steps, on a base that was hardly taught."""
     output = tmp_path_factory.mktemp("quickstart") / "run"
-    small = replace(recipes.BaseRecipe(), hidden_size=32, intermediate_size=48, target=0.0, max_steps=20)
+    small = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
+
+    def hardly_taught(*, model: Mapping[str, Any]) -> recipes.BaseRecipe:
+        return recipes.BaseRecipe(model={**model, **small}, target=0.0, max_steps=20)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quickstart_run, "BaseRecipe", lambda: small)
+        patch.setattr(quickstart_run, "BaseRecipe", hardly_taught)
         run_quickstart(output=output, steps=2)
         (output / "notes.txt").write_text("mine")
         first = (output / "base" / "model.safetensors").stat().st_mtime_ns

@@ -11,12 +11,16 @@ from hypothesis import strategies as st
 
 from lora_harness.config import FunctionTask as FunctionSection
 from lora_harness.quickstart.arithmetic import OPERANDS, SPLITS, careless_answer, prompts, reward, split_of
+from lora_harness.quickstart.model import model_config
 from lora_harness.quickstart.recipe import DEFAULT_STEPS, BaseRecipe, training_config
 from lora_harness.quickstart.tokenizer import VOCABULARY, build_tokenizer
 from lora_harness.tasks import Example, build_task
 from lora_plugins_sdk.errors import LoraError
 
 operands = st.integers(OPERANDS.start, OPERANDS.stop - 1)
+
+
+RECIPE = BaseRecipe(model=model_config("qwen3"))
 
 
 @given(left=operands, right=operands, seed=st.integers(0, 99))
@@ -36,9 +40,9 @@ def test_a_perfect_imitation_is_right_within_the_window() -> None:
     """The base cannot become right in more than half of its samples, however long it is taught."""
     rng = random.Random(0)
     taught = prompts("train", 20_000, 0)
-    right = sum(careless_answer(one.prompt, forget=BaseRecipe().forget, rng=rng) == one.answer for one in taught)
+    right = sum(careless_answer(one.prompt, forget=RECIPE.forget, rng=rng) == one.answer for one in taught)
     assert 0.38 < right / len(taught) < 0.42
-    assert BaseRecipe().target < 0.38
+    assert RECIPE.target < 0.38
 
 
 def test_splits_share_no_problem() -> None:
@@ -84,6 +88,6 @@ def test_config_is_one_of_the_ordinary_ones(tmp_path: Path) -> None:
     assert not {one.prompt for one in train} & {one.prompt for one in held_out}
     assert task.score(held_out[0], held_out[0].answer or "") == 1.0
     longest = max(len(one.prompt) + config.rollout.max_new_tokens for one in held_out)
-    assert longest <= BaseRecipe().context
+    assert longest <= RECIPE.model["max_position_embeddings"]
     with pytest.raises(LoraError, match="steps"):
         training_config(base=tmp_path, output=tmp_path, engine="local", seed=0, steps=0)

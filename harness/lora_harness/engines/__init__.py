@@ -48,8 +48,14 @@ def open_engine(
 
         return open_sglang(config, policy(), say=say)
     from lora_harness.engines.local import LocalEngine
+    from lora_harness.engines.model_files import parameters_to_target
 
-    return LocalEngine(config.model.path, max_batch_size=config.rollout.max_batch_size, device=device)
+    return LocalEngine(
+        config.model.path,
+        parameters=parameters_to_target(config.model.path, config.model.plugin),
+        max_batch_size=config.rollout.max_batch_size,
+        device=device,
+    )
 
 
 __all__ = [

@@ -112,7 +112,8 @@ def decode_batch(model: Any, requests: Sequence[GenerationRequest], *, adapter_v
         if len(active) - len(kept) >= _COMPACT_SHARE * len(active):
             index = torch.tensor(kept, device=device)
             active = [active[i] for i in kept]
-            cache.batch_select_indices(index)
+            # Unlike batch_select_indices, it knows the states of linear attention.
+            cache.reorder_cache(index)  # type: ignore[arg-type]
             tokens, positions, mask, temperatures = (t[index] for t in (tokens, positions, mask, temperatures))
         mask = torch.cat([mask, mask.new_ones(len(active), 1)], dim=1)
 

@@ -15,6 +15,8 @@ from lora_harness.engines.model_files import load_hf_model
 from lora_harness.engines.peft_slot import PeftSlot
 from lora_harness.engines.requests import check_requests
 from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.peft_files import PeftAdapter
+from lora_plugins_sdk.peft_parameters import HfParameter, to_parameters
 
 
 class LocalEngine:
@@ -25,6 +27,7 @@ class LocalEngine:
 
     Args:
         model_dir: HF directory of the base (config.json, safetensors).
+        parameters: the model's weights that PEFT must target as parameters.
         max_batch_size: the most requests decoded together; bounds the KV cache.
         device: torch device of the model.
         dtype: dtype of the base weights and activations.
@@ -39,6 +42,7 @@ class LocalEngine:
         self,
         model_dir: Path,
         *,
+        parameters: Sequence[HfParameter] = (),
         max_batch_size: int = 128,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
@@ -49,6 +53,7 @@ class LocalEngine:
         text_config = base.config.get_text_config()
         self._vocab_size: int = text_config.vocab_size
         self._context: int = text_config.max_position_embeddings
+        self._parameters = tuple(parameters)
         self._max_batch_size = max_batch_size
         self._slot: PeftSlot | None = PeftSlot(base)
         self._version = 0
@@ -66,7 +71,8 @@ class LocalEngine:
                 reason=f"version {self._version} is loaded already",
                 cure="count versions up from 1",
             )
-        self._open_slot().fill(tensors, config)
+        readable = to_parameters(PeftAdapter(tensors=tensors, config=config), self._parameters)
+        self._open_slot().fill(readable.tensors, readable.config)
         self._version = version
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 

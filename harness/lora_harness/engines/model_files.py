@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from lora_plugins_sdk import load_plugin, read_hf_config
 from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.peft_parameters import HfParameter, hf_parameters
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -49,6 +51,20 @@ def context_length(directory: Path) -> int:
     _require_file(directory, ("config.json",), "model config")
     config: Any = AutoConfig.from_pretrained(directory, local_files_only=True)
     return int(config.get_text_config().max_position_embeddings)
+
+
+def parameters_to_target(directory: Path, plugin: str | None) -> list[HfParameter]:
+    """The model's weights that PEFT must target as parameters: those of fused experts, and routers.
+
+    Args:
+        directory: HF directory.
+        plugin: the plugin that serves it, where several do.
+
+    Raises:
+        LoraError: the config.json is missing, or no plugin serves the model.
+    """
+    hf_config = read_hf_config(directory)
+    return hf_parameters(load_plugin(str(hf_config.get("model_type")), plugin=plugin).architecture, hf_config)
 
 
 def load_hf_tokenizer(directory: Path) -> Any:

@@ -1,4 +1,4 @@
-"""The quickstart's base: a small Qwen3 that imitates careless additions, as an ordinary HF directory."""
+"""The quickstart's base: a small model that imitates careless additions, as an ordinary HF directory."""
 
 from __future__ import annotations
 
@@ -103,26 +103,21 @@ def _fingerprint(seed: int, recipe: BaseRecipe) -> str:
 
 
 def _fresh_model(recipe: BaseRecipe, tokenizer: Any, seed: int) -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = Qwen3Config(
+    options = dict(recipe.model)
+    config = AutoConfig.for_model(
+        options.pop("model_type"),
+        **options,
         vocab_size=len(VOCABULARY),
-        hidden_size=recipe.hidden_size,
-        intermediate_size=recipe.intermediate_size,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        head_dim=recipe.hidden_size // recipe.heads,
-        max_position_embeddings=recipe.context,
-        initializer_range=0.5 * recipe.hidden_size**-0.5,
-        tie_word_embeddings=False,
+        initializer_range=0.5 * recipe.model["hidden_size"] ** -0.5,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
+        model: Any = AutoModelForCausalLM.from_config(config)
     model.lm_head.weight.data.mul_(recipe.head_scale)
     return model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from lora_harness.config import TrainConfig, parse_config
 
 DEFAULT_STEPS = 120
+LORA_RANK = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,6 +18,7 @@ class BaseRecipe:
     """How the base model is made.
 
     Args:
+        model: HF config, without a vocabulary.
         forget: how often the demonstrations forget a carry. About a third of the sums have none to forget, so a
             perfect imitation is right in 40 % of its samples, and the warm-up cannot leave the window upwards.
         target: the warm-up ends at this sampled accuracy on validation problems.
@@ -25,12 +28,7 @@ class BaseRecipe:
             become certain of a token; at transformers' default it cannot.
     """
 
-    hidden_size: int = 128
-    intermediate_size: int = 384
-    layers: int = 2
-    heads: int = 4
-    kv_heads: int = 2
-    context: int = 64
+    model: Mapping[str, Any]
     forget: float = 0.8
     target: float = 0.34
     check_every: int = 20
@@ -50,6 +48,7 @@ def training_config(
     steps: int,
     mode: str | None = None,
     sglang_python: Path | None = None,
+    exclude: Sequence[str] = (),
 ) -> TrainConfig:
     """The GRPO run of the quickstart, an ordinary training config.
 
@@ -60,6 +59,7 @@ def training_config(
         seed, steps: of the run.
         mode: how the policy reaches SGLang.
         sglang_python: interpreter that has SGLang.
+        exclude: projections that are not adapted.
 
     Raises:
         LoraError: a value that no run can have, e.g. a negative seed, or a mode that the engine does not have.
@@ -81,7 +81,7 @@ def training_config(
         "steps": steps,
         "seed": seed,
         "output": str(output),
-        "lora": {"rank": 16, "alpha": 32.0},
+        "lora": {"rank": LORA_RANK, "alpha": 32.0, "exclude_modules": list(exclude)},
         "parallel": {"micro_batch_size": 256},
         "rollout": rollout,
         "algorithm": {"prompts_per_step": 64, "group_size": 8},

@@ -9,11 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from lora_harness.engines import check_engine_name
+from lora_harness.quickstart.model import model_config, too_narrow
 from lora_harness.quickstart.previous import BASE_NAME, prepare_output
-from lora_harness.quickstart.recipe import DEFAULT_STEPS, BaseRecipe, training_config
-from lora_plugins_sdk.errors import LoraError
-
-MODELS = ("qwen3",)
+from lora_harness.quickstart.recipe import DEFAULT_STEPS, LORA_RANK, BaseRecipe, training_config
 
 
 def run_quickstart(
@@ -35,7 +33,7 @@ def run_quickstart(
         output: receives ``base/``, ``adapter/`` and everything a run writes. An earlier quickstart there is
             replaced; its base is kept when it was made with the same seed and recipe.
         engine: rollout engine.
-        model: model to build, one of `MODELS`.
+        model: architecture of an installed plugin that has a `quickstart_config`.
         seed: of everything random.
         steps: training steps, `DEFAULT_STEPS` when None.
         mode: how the policy reaches SGLang, "adapter" or "merge".
@@ -45,10 +43,8 @@ def run_quickstart(
         LoraError: unknown engine or model, or an output directory that holds something else.
     """
     check_engine_name(engine)
-    if model not in MODELS:
-        raise LoraError(
-            f"model {model!r}", reason="the quickstart cannot build it", cure=f"use one of {', '.join(MODELS)}"
-        )
+    small = model_config(model)
+    narrow = too_narrow(model, small, LORA_RANK)
     config = training_config(
         base=output / BASE_NAME,
         output=output,
@@ -57,6 +53,7 @@ def run_quickstart(
         steps=DEFAULT_STEPS if steps is None else steps,
         mode=mode,
         sglang_python=sglang_python,
+        exclude=narrow,
     )
     # Torch from here on: names and options are checked without it.
     from lora_harness.evaluate import evaluate
@@ -71,11 +68,13 @@ def run_quickstart(
 
     if prepare_output(output):
         say(f"replacing the earlier quickstart in {output}")
-    say("1/3 base: a small Qwen3 learns three-digit addition from demonstrations that mostly forget to carry")
-    base = make_base(config.model.path, seed=seed, recipe=BaseRecipe(), say=say)
+    say(f"1/3 base: a small {model} learns three-digit addition from demonstrations that mostly forget to carry")
+    base = make_base(config.model.path, seed=seed, recipe=BaseRecipe(model=small), say=say)
     made = "kept from an earlier run" if base.reused else "made"
     say(f"    {base.path} ({made}): right in {base.accuracy.sampled:.1%} of samples; it is frozen now")
     say(f"2/3 GRPO: {config.steps} steps, LoRA rank {config.lora.rank}; the reward is 1 for the right sum, else 0")
+    if narrow:
+        say(f"    without {', '.join(narrow)}, which are narrower than this rank in so small a model")
     result = run_training(config)
     say("3/3 evaluation of the files on disk with transformers and PEFT")
     drawn = {"sampled, temperature 1": (1.0, config.eval.samples), "greedy": (0.0, 1)}

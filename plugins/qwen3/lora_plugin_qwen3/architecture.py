@@ -34,6 +34,17 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
+    quickstart_config={
+        "model_type": "qwen3",
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+    },
     sites=(
         Site(
             path=f"{_HOST}.self_attention.linear_qkv",
