@@ -42,6 +42,14 @@ def lora_validate_run(
                 cure=f"use a pipeline parallel size that divides {layers}",
             )
         )
+    if (facts.ep > 1 or facts.etp != facts.tp) and not any(site.experts for site in architecture.sites):
+        found.append(
+            Diagnostic(
+                subject=f"expert parallel size {facts.ep}, expert tensor parallel size {facts.etp}",
+                reason="have no effect on a model without routed experts",
+                cure="leave them out",
+            )
+        )
     for site in architecture.sites:
         try:
             site_layout(site, dims, tensor_parallel_size(site, facts))

@@ -26,11 +26,11 @@ def started(parallel: ParallelSection, *, seed: int) -> Iterator[ParallelRun]:
     The data parallel size is what is left: world size / (tp * pp).
 
     Args:
-        parallel: tensor and pipeline parallel sizes.
+        parallel: the parallel sizes.
         seed: seed of megatron-core's CUDA generators.
 
     Raises:
-        LoraError: the number of started processes is no multiple of tp * pp.
+        LoraError: the number of started processes is no multiple of tp * pp, or experts cannot be laid out over them.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     model = parallel.tp * parallel.pp
@@ -40,7 +40,14 @@ def started(parallel: ParallelSection, *, seed: int) -> Iterator[ParallelRun]:
             reason=f"cannot share out {world} started process{'es' if world > 1 else ''}",
             cure=f"start a multiple of {model} processes, e.g. `{START.format(ranks=model)}`",
         )
-    facts = RunFacts(tp=parallel.tp, pp=parallel.pp, dp=world // model, sequence_parallel=parallel.sequence_parallel)
+    facts = RunFacts(
+        tp=parallel.tp,
+        pp=parallel.pp,
+        dp=world // model,
+        ep=parallel.ep,
+        etp=parallel.tp if parallel.etp is None else parallel.etp,
+        sequence_parallel=parallel.sequence_parallel,
+    )
     run = initialize_megatron(facts, seed=seed)
     from megatron.core import parallel_state
 

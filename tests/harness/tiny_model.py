@@ -1,11 +1,14 @@
-"""A tiny HF Qwen3 directory for harness tests."""
+"""Tiny HF directories for harness tests."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from lora_plugins_sdk import load_plugin
 
 VOCAB = 53
 
@@ -28,6 +31,21 @@ def write_tiny_qwen3(directory: Path, *, layers: int = 2, vocab_size: int = VOCA
     model = Qwen3ForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    model.save_pretrained(directory)
+    return directory
+
+
+def write_tiny_hybrid(directory: Path, *, vocab_size: int = VOCAB) -> Path:
+    """A random model of gated delta nets, gated attention and experts, without a tokenizer."""
+    options = {**load_plugin(architecture="qwen36_moe").architecture.tiny_config, "vocab_size": vocab_size}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(options.pop("model_type"), **options, initializer_range=0.2)
+    model: Any = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "A_log" in name:
+                parameter.fill_(-2.0)  # slow decays: fast ones make the log-probabilities sensitive to rounding
             parameter.add_(0.05 * torch.randn_like(parameter))
     model.save_pretrained(directory)
     return directory

@@ -75,6 +75,8 @@ class LoraSection(Section):
 class ParallelSection(Section):
     tp: int = Field(default=1, ge=1, description="tensor parallel size, 1 or more")
     pp: int = Field(default=1, ge=1, description="pipeline parallel size, 1 or more")
+    ep: int = Field(default=1, ge=1, description="expert parallel size: ranks that share out the routed experts")
+    etp: int | None = Field(default=None, ge=1, description="tensor parallel size within one expert; default tp")
     sequence_parallel: bool = Field(
         default=False, description="split activations between TP regions along the sequence"
     )
