@@ -79,13 +79,15 @@ def _summary(adapter: PlainAdapter) -> dict[str, Any]:
 def _origin(meta: AdapterMeta | None) -> dict[str, Any]:
     if meta is None:
         return {"origin": None}
-    versions = {f"{name} version": version for name, version in sorted(meta.versions.items())}
-    return {"origin": "adapter_meta.json; every file is as it was written", **asdict(meta.origin), **versions}
+    origin = {"origin": "adapter_meta.json; every file is as it was written", **asdict(meta.origin)}
+    return {**origin, "versions": dict(sorted(meta.versions.items()))}
 
 
 def _text(key: str, value: Any) -> str:
     if key == "bytes":
         return size_text(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {one}" for name, one in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "-"
     return "-" if value in (None, "") else f"{value:g}" if isinstance(value, float) else str(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,7 +37,12 @@ SERVED = {
         f"model.layers.{n}.mlp.down_proj": (HIDDEN, 10),
     }.items()
 }
-SIZES: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": HIDDEN, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "hidden_size": HIDDEN,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 @pytest.fixture
@@ -210,7 +216,8 @@ def test_the_command(place: Path, source: Path, lora_plugins: Run) -> None:
 def test_inspect_shows_where_it_comes_from(place: Path, source: Path, lora_plugins: Run) -> None:
     record = json.loads(lora_plugins("inspect", str(source), "--json").out)
     assert (record["plugin"], record["step"], record["engine"]) == ("toy", 7, None)
-    assert record["base_fingerprint"] == base_fingerprint(place / "base") and record["torch version"]
+    assert record["base_fingerprint"] == base_fingerprint(place / "base") and "torch" in record["versions"]
+    assert re.search(r"versions +lora-plugins-sdk \S+, torch ", lora_plugins("inspect", str(source)).out)
     other = make_base(place / "other", vocab_size=12, **SIZES)
     done = lora_plugins("inspect", str(source), "--base", str(other))
     assert done.code == 1 and "was trained on another base" in done.out
