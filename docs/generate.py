@@ -254,6 +254,29 @@ def conformance_layouts() -> str:
     return table(("Layout", "Ranks", "Needs"), rows)
 
 
+# --- plugins ---------------------------------------------------------------------------------------------------------
+
+
+def qwen36_moe_sites() -> str:
+    """Every projection of the architecture, its host linear and its widths."""
+    from lora_plugins_sdk import load_plugin
+
+    rows = [
+        (
+            f"`{one.hf.replace('model.layers.{layer}.', '')}`",
+            f"`{site.path.replace('decoder.layers.{layer}.', '')}`",
+            f"{site.kind}, per expert" if site.experts else str(site.kind),
+            f"`{one.in_dim}`",
+            f"`{one.out_dim}`",
+            site.layers.layer_type if site.layers is not None else "every" if site.per_layer else "",
+            "yes" if site.all_linear else "no",
+        )
+        for site in load_plugin(architecture="qwen36_moe").architecture.sites
+        for one in site.projections
+    ]
+    return table(("HF", "megatron-core", "split", "in", "out", "layers", "`all-linear`"), rows)
+
+
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 BLOCKS: dict[str, Callable[[], str]] = {
@@ -264,7 +287,13 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "conformance_checks": conformance_checks,
     "conformance_capabilities": conformance_capabilities,
     "conformance_layouts": conformance_layouts,
+    "qwen36_moe_sites": qwen36_moe_sites,
 }
+
+
+def pages() -> list[Path]:
+    """The files that may have generated parts."""
+    return [*sorted(DOCS.glob("*.md")), *sorted(DOCS.parent.glob("plugins/*/README.md"))]
 
 
 def regenerate(text: str) -> str:
@@ -276,7 +305,7 @@ def main() -> int:
     """Rewrite the pages; with `--check`, only say which are stale and return 1."""
     check = "--check" in sys.argv[1:]
     stale = []
-    for page in sorted(DOCS.glob("*.md")):
+    for page in pages():
         text = page.read_text()
         new = regenerate(text)
         if new != text:

@@ -42,14 +42,8 @@ def lora_validate_run(
                 cure=f"use a pipeline parallel size that divides {layers}",
             )
         )
-    if (facts.ep > 1 or facts.etp != facts.tp) and not any(site.experts for site in architecture.sites):
-        found.append(
-            Diagnostic(
-                subject=f"expert parallel size {facts.ep}, expert tensor parallel size {facts.etp}",
-                reason="have no effect on a model without routed experts",
-                cure="leave them out",
-            )
-        )
+    if not any(site.experts for site in architecture.sites):
+        found += _needless(lora, facts)
     for site in architecture.sites:
         try:
             site_layout(site, dims, tensor_parallel_size(site, facts))
@@ -57,6 +51,20 @@ def lora_validate_run(
             found += [one for one in error.diagnostics if one not in found]
         found += [one for one in _expert_problems(site, dims, facts) if one not in found]
     return found
+
+
+def _needless(lora: LoraConfig, facts: RunFacts) -> Iterator[Diagnostic]:
+    """What only experts need, asked for where there are none."""
+    asked = {
+        f"expert parallel size {facts.ep}": facts.ep > 1,
+        f"expert tensor parallel size {facts.etp}": facts.etp != facts.tp,
+        f"expert_sharing {lora.expert_sharing!r}": lora.expert_sharing != "none",
+    }
+    for subject, given in asked.items():
+        if given:
+            yield Diagnostic(
+                subject=subject, reason="has no effect on a model without routed experts", cure="leave it out"
+            )
 
 
 def _expert_problems(site: Site, dims: ModelDims, facts: RunFacts) -> Iterator[Diagnostic]:

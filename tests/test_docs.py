@@ -22,6 +22,7 @@ import typer
 from lora_plugins_sdk import hookspecs
 
 ROOT = Path(__file__).parent.parent
+PARTLY_GENERATED = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 HOOKS = [one for name, one in vars(hookspecs).items() if name.startswith("lora_") and inspect.isfunction(one)]
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -190,13 +191,13 @@ def test_toml_blocks_parse_and_the_training_config_is_accepted() -> None:
             parse_config(content)
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PARTLY_GENERATED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_generated_parts_are_fresh(page: Path) -> None:
     assert page.read_text() == generator().regenerate(page.read_text()), "run `make docs`"
 
 
 def test_every_generated_part_has_a_place() -> None:
-    text = "".join(page.read_text() for page in PAGES)
+    text = "".join(page.read_text() for page in PARTLY_GENERATED)
     for name in generator().BLOCKS:
         assert text.count(f"<!-- begin generated: {name} -->") == 1, name
 

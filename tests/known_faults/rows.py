@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 _SDK = "tests/sdk"
 _QWEN3 = "plugins/qwen3/tests"
+_QWEN36_MOE = "plugins/qwen36_moe/tests"
 _HERE = "tests/known_faults"
 _HARNESS = "tests/harness"
 _OFFLINE = "tests/offline"
 _SERVING = "tests/serving"
 _SGLANG = "tests/sglang"
-_NO_EXPERTS = "no plugin has experts yet"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +78,7 @@ ROWS = {
     "B6": Row(
         cure="the mark `allreduce` puts dense and expert factors into the gradient buffers of their own domains",
         tests=(
+            f"{_HARNESS}/test_hybrid_runs.py::test_experts_over_ranks_give_the_curve_of_one_process",
             f"{_HERE}/test_parallel_state.py::test_dense_factors_follow_the_dense_data_parallel_domain",
             f"{_SDK}/test_run_facts.py::test_experts_may_live_in_a_data_parallel_domain_of_their_own",
             f"{_SDK}/test_expert_training.py::test_training_equals_one_process",
@@ -94,9 +95,13 @@ ROWS = {
         mutants=("branch-input-detached",),
     ),
     "B8": Row(
-        cure="a row-parallel branch sums its r-wide product once; factors are not marked `sequence_parallel`",
+        cure="a row-parallel branch sums its r-wide product once; factors are not marked `sequence_parallel`; a linear "
+        "that leaves its sum to its caller (shared-expert overlap) takes no adapter",
+        tests=(
+            f"{_QWEN36_MOE}/test_hybrid_build.py::test_overrides_that_would_change_the_policy",
+            f"{_QWEN36_MOE}/test_hybrid_build.py::test_a_host_with_shared_expert_overlap_takes_no_adapter",
+        ),
         mutants=("host-sums-again", "tag-on-complete-b", "row-sum-missing", "copy-region-doubled"),
-        open=f"overlap of shared experts: {_NO_EXPERTS}",
     ),
     "B9": Row(
         cure="REPLICATED sites: no partition dim, sums over TP under SP",
@@ -220,6 +225,7 @@ ROWS = {
             f"{_SDK}/test_pack.py::test_concat_splits_each_section_on_its_own",
             f"{_SDK}/test_packed_sites_world.py::test_branch_and_factors_of_a_packed_site",
             f"{_SDK}/test_hybrid_base.py::test_each_rank_loads_its_part",
+            f"{_QWEN36_MOE}/test_hybrid_weights.py::test_every_parameter_is_the_one_copied_by_hand",
             f"{_SDK}/test_expert_base_weights.py::test_every_rank_gets_its_experts_and_its_shard",
             f"{_SDK}/test_expert_training.py::test_training_equals_one_process",
             f"{_QWEN3}/test_export_layouts.py::test_same_on_every_rank_of_every_topology",
@@ -274,6 +280,8 @@ ROWS = {
     "B31": Row(
         cure="attach and the base loader count every rank's experts; an adapter must have each",
         tests=(
+            f"{_QWEN36_MOE}/test_hybrid_peft.py::test_peft_computes_what_folded_weights_compute",
+            f"{_HARNESS}/test_hybrid_runs.py::test_the_local_engine_samples_the_policy_that_is_trained",
             f"{_SDK}/test_expert_branch.py::test_a_host_that_cannot_carry_the_adapter_is_refused_unchanged",
             f"{_SDK}/test_expert_files.py::test_what_does_not_fit_is_refused_with_nothing_written",
             f"{_SDK}/test_expert_base_weights.py::test_what_does_not_fit_is_refused_with_nothing_written",
@@ -290,6 +298,7 @@ ROWS = {
     "B33": Row(
         cure="an import compares every shape, so a transposed factor is refused",
         tests=(
+            f"{_QWEN36_MOE}/test_hybrid_peft.py::test_peft_computes_what_folded_weights_compute",
             f"{_SDK}/test_peft_import_errors.py::test_a_tensor_that_does_not_fit_is_named",
             f"{_SDK}/test_expert_files.py::test_what_does_not_fit_is_refused_with_nothing_written",
             f"{_SDK}/test_expert_base_weights.py::test_what_does_not_fit_is_refused_with_nothing_written",

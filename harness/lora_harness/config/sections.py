@@ -66,6 +66,11 @@ class LoraSection(Section):
         description="region of a multimodal model that is adapted: 'all', 'language' or 'vision'",
     )
 
+    expert_sharing: Literal["none", "outer"] = Field(
+        default="none",
+        description="'none': every routed expert has its own factors; 'outer': a layer's experts share the hidden side's",
+    )
+
     def to_sdk(self, *, seed: int) -> LoraConfig:
         """The SDK's config of this adapter. Factors are stored in fp32, so the optimizer needs no master
         copy."""
