@@ -75,6 +75,8 @@ class Architecture:
         left_alone: wildcards for HF tensors that the model does not hold and a checkpoint may (`model.visual.*`,
             `mtp.*`). Whatever else a checkpoint has too much is an error.
         num_layers: config expression for the number of layers.
+        vocabulary: config expression for the number of tokens. The logits have a column for each; columns beyond are
+            padding and belong to none.
         fallbacks: expressions for config keys that HF lets a config omit.
         tiny_config: HF config of a model small enough for `lora-plugins check`; empty when there is none.
         quickstart_config: HF config, without a vocabulary, of a model that learns something within minutes on a CPU,
@@ -93,13 +95,14 @@ class Architecture:
     multimodal: Multimodal | None = None
     left_alone: tuple[str, ...] = ()
     num_layers: str = "num_hidden_layers"
+    vocabulary: str = "vocab_size"
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     tiny_config: Mapping[str, object] = field(default_factory=dict)
     quickstart_config: Mapping[str, object] = field(default_factory=dict)
     lacks: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for expression in (self.num_layers, *self.fallbacks.values()):
+        for expression in (self.num_layers, self.vocabulary, *self.fallbacks.values()):
             check_expression(expression)
         declared = [*(f"{site.path}.weight" for site in self.sites), *(weight.host for weight in self.base_weights)]
         twice = [path for path, count in Counter(declared).items() if count > 1]

@@ -54,7 +54,7 @@ def build_policy(config: TrainConfig, run: ParallelRun) -> BuiltPolicy:
     adapter = attach(model, plugin, hf_config, lora, run)
     chunk = _wrap(model)
     reduce_grads_in_finalize(chunk)
-    vocab_size = plugin.architecture.dims(hf_config).resolve("vocab_size")
+    vocab_size = plugin.architecture.dims(hf_config).resolve(plugin.architecture.vocabulary)
     return BuiltPolicy(chunk=chunk, host_config=chunk.config, adapter=adapter, vocab_size=vocab_size)
 
 

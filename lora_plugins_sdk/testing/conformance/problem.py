@@ -42,7 +42,8 @@ def make_problem(subject: Subject, **changes: object) -> Problem:
         subject: gives sizes and seed.
         changes: other LoRA options than the subject's.
     """
-    vocabulary = subject.selected.architecture.dims(subject.hf_config).resolve("vocab_size")
+    architecture = subject.selected.architecture
+    vocabulary = architecture.dims(subject.hf_config).resolve(architecture.vocabulary)
     draw = _generator(subject.seed, "batch")
     shape = (MICROBATCHES, SAMPLES, subject.sequence_length)
     tokens = torch.randint(0, vocabulary, shape, generator=draw)
@@ -56,7 +57,7 @@ def _factor(table: ParameterTable, row: ParamRow) -> Tensor:
     """A drawn as wide as initial A's are; B so that the delta is a fixed part of a base output of unit variance."""
     draw = _generator(table.lora.seed, f"factor {row.init_key}")
     if row.factor == "A":
-        return torch.empty(row.full_shape).uniform_(-1, 1, generator=draw) / math.sqrt(row.full_shape[1])
+        return torch.empty(row.full_shape).uniform_(-1, 1, generator=draw) / math.sqrt(row.full_shape[-1])
     width = RELATIVE_DELTA * math.sqrt(3 / table.lora.rank) / table.lora.scale
     return torch.randn(row.full_shape, generator=draw) * width
 

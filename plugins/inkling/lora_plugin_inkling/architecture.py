@@ -68,8 +68,14 @@ ARCHITECTURE = Architecture(
     model_types=("inkling_text", "inkling_mm_model"),
     multimodal=Multimodal(),
     left_alone=("model.vision_tower.*", "model.audio_tower.*", "model.visual.*", "model.audio.*", "model.mtp.*"),
+    vocabulary="unpadded_vocab_size",
     fallbacks={"unpadded_vocab_size": "vocab_size"},
     tiny_config=TINY_CONFIG,
+    lacks={
+        "bfloat16": "rounding sends tokens to other experts, so that single precision is no measure",
+        "context-parallel": "a short convolution needs the tokens before its own, which another rank would have",
+        "peft": "PEFT has no modules for experts, and sizes the head by the vocabulary with its padding",
+    },
     sites=(
         *_attention("self_attention", GLOBAL, ""),
         *_attention("sliding_attention", SLIDING, "swa_"),

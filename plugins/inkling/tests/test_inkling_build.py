@@ -50,8 +50,7 @@ def test_runs_that_are_refused(facts: RunFacts, words: str) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"recompute_granularity": "selective"},
-        {"recompute_modules": ["mlp"]},
+        {"recompute_modules": ["moe"]},
         {"moe_shared_expert_overlap": True},
         {"moe_expert_capacity_factor": 1.0},
         {"moe_aux_loss_coeff": 0.1},

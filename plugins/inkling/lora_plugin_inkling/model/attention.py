@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core.tensor_parallel import checkpoint
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor, nn
 
 from lora_plugin_inkling.model.fields import AttentionFields
+from lora_plugin_inkling.model.recompute import recomputes
 from lora_plugin_inkling.model.relative_bias import RelativeBias
 from lora_plugin_inkling.model.short_conv import ShortConv
 from lora_plugin_inkling.model.tensor_parallel import empty_weight, shared_by_heads
@@ -86,7 +88,11 @@ class InklingAttention(MegatronModule):
             growth = log_growth(query.shape[0], self.fields.log_floor, self.fields.log_alpha).to(query.device)
             query = (query.float() * growth[:, None, None, None]).to(query.dtype)
             bias = (bias.float() * growth[:, None]).to(bias.dtype)
-        out, _ = self.linear_proj(self._attend(query, key, value, bias))
+        if self.training and recomputes(self.config, "core_attn"):
+            attended: Any = checkpoint(self._attend, False, query, key, value, bias)
+        else:
+            attended = self._attend(query, key, value, bias)
+        out, _ = self.linear_proj(attended)
         return out
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:

@@ -10,6 +10,9 @@ from lora_plugins_sdk import Diagnostic, ModelDims, RunFacts
 
 GLOBAL, SLIDING = "hybrid", "hybrid_sliding"
 DENSE, SPARSE = "dense", "sparse"
+RECOMPUTED = ("core_attn", "layernorm", "mlp")
+"""Parts of a layer that selective recompute may name: the attention itself, the norm before routed experts, and the MLP
+of dense layers, as in megatron-core."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,7 +179,6 @@ def run_problems(facts: RunFacts, dims: ModelDims) -> list[Diagnostic]:
 def override_problems(overrides: Mapping[str, Any]) -> list[Diagnostic]:
     """Overrides of megatron-core's config that these modules do not read."""
     refused = {
-        "recompute_modules": "names parts of megatron-core's own layer",
         "qk_layernorm": "queries and keys are always normalised here",
         "moe_shared_expert_overlap": "moves the tensor parallel sums out of the shared experts' linears",
         "moe_expert_capacity_factor": "drops tokens of crowded experts, which the rollout engine does not",
@@ -188,12 +190,12 @@ def override_problems(overrides: Mapping[str, Any]) -> list[Diagnostic]:
         for name, reason in refused.items()
         if name in overrides
     ]
-    if overrides.get("recompute_granularity") == "selective":
+    for name in sorted(set(overrides.get("recompute_modules") or ()) - set(RECOMPUTED)):
         problems.append(
             Diagnostic(
-                subject="override 'recompute_granularity'",
-                reason="'selective' recomputes parts of megatron-core's own layer, which this model does not have",
-                cure="use 'full', or leave it out",
+                subject=f"override 'recompute_modules': {name!r}",
+                reason="is no part that the layers of this model recompute",
+                cure=f"name some of {', '.join(RECOMPUTED)}, or use recompute_granularity='full'",
             )
         )
     return problems

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from megatron.core.tensor_parallel.random import CheckpointWithoutOutput, checkpoint
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_layer import BaseTransformerLayer, get_transformer_layer_offset
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from lora_plugin_inkling.model.attention import InklingAttention
 from lora_plugin_inkling.model.dense_mlp import DenseMLP
 from lora_plugin_inkling.model.fields import SLIDING, SPARSE, InklingFields
 from lora_plugin_inkling.model.moe import InklingMoE
+from lora_plugin_inkling.model.recompute import recomputes
 from lora_plugin_inkling.model.short_conv import ShortConv
 from lora_plugins_sdk.hosts.rms_norm import TorchRMSNorm
 
@@ -65,4 +67,18 @@ class InklingLayer(MegatronModule, BaseTransformerLayer):
         del unused
         attention = self.get_submodule(self.attention_name)
         hidden = hidden_states + self.attn_sconv(attention(hidden_states))
-        return hidden + self.mlp_sconv(self.mlp(self.pre_mlp_layernorm(hidden))), None
+        return hidden + self.mlp_sconv(self._mlp(hidden)), None
+
+    def _mlp(self, hidden: Tensor) -> Tensor:
+        """Norm and MLP, of which selective recompute keeps the norm's output or nothing."""
+        if isinstance(self.mlp, DenseMLP):
+            if not (self.training and recomputes(self.config, "mlp")):
+                return self.mlp(hidden)
+            again: Any = checkpoint(self.mlp, False, hidden)
+            return again
+        if not (self.training and recomputes(self.config, "layernorm")):
+            return self.mlp(self.pre_mlp_layernorm(hidden))
+        norm = CheckpointWithoutOutput()
+        out = self.mlp(norm.checkpoint(self.pre_mlp_layernorm, hidden))
+        norm.discard_output_and_register_recompute(out)
+        return out
