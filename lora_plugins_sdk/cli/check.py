@@ -47,6 +47,9 @@ def check(
         Path | None, typer.Option(help="File with the accepted parameter table, to compare with.")
     ] = None,
     update_snapshot: Annotated[bool, typer.Option("--update-snapshot", help="Write that file.")] = False,
+    expert_sharing: Annotated[
+        str, typer.Option(help="Adapters on routed experts: none has factors for each, outer shares the hidden side's.")
+    ] = "none",
     seed: Annotated[int, typer.Option(help="Seed of base weights, adapter and batches.")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show what the test ranks print.")] = False,
 ) -> None:
@@ -59,7 +62,7 @@ def check(
     if update_snapshot and snapshot is None:
         raise LoraError("--update-snapshot", reason="there is no file to write", cure="give --snapshot FILE")
     require_parts(Level(level))
-    subject = Subject.of(architecture, hf_config=hf_config, plugin=plugin, seed=seed)
+    subject = Subject.of(architecture, hf_config=hf_config, plugin=plugin, expert_sharing=expert_sharing, seed=seed)
     context = Context(
         subject,
         snapshot=snapshot,
@@ -78,12 +81,13 @@ def check(
 def _run(context: Context, levels: list[Level], *, text: bool, verbose: bool) -> list[Result]:
     """Every case of these levels; progress as it comes, on standard error where standard output is for a program."""
     from lora_plugins_sdk.testing.conformance import cases, run_case
+    from lora_plugins_sdk.testing.conformance.layouts import layouts_of
 
     progress = sys.stdout if text else sys.stderr
     results = []
     for level in levels:
         print(f"== {level.title}", file=progress, flush=True)
-        for case in cases(level):
+        for case in cases(level, layouts_of(context.subject.selected.architecture)):
             # What ranks print would drown the report.
             with contextlib.redirect_stdout(sys.stderr if verbose else io.StringIO()):
                 result = run_case(context, case)

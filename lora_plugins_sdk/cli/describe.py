@@ -45,6 +45,9 @@ def describe(
     ] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Taken away from the targets; same vocabulary.")] = None,
     scope: Annotated[str, typer.Option(help="Part of a multimodal model: all, language or vision.")] = _LORA.scope,
+    expert_sharing: Annotated[
+        str, typer.Option(help="Factors of routed experts: none or outer, which shares the hidden side's.")
+    ] = _LORA.expert_sharing,
     dtype: Annotated[str, typer.Option(help="Storage dtype of the factors.")] = _LORA.dtype,
     plugin: Annotated[
         str | None,
@@ -62,6 +65,7 @@ def describe(
         target_modules=_LORA.target_modules if targets is None else _split(targets),
         exclude_modules=_split(exclude or []),
         scope=scope,
+        expert_sharing=expert_sharing,
         dtype=dtype,
     )
     facts = RunFacts(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, etp=tp if etp is None else etp, sequence_parallel=sp)

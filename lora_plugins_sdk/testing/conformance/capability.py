@@ -13,6 +13,7 @@ CAPABILITIES: Mapping[str, str] = {
     "pipeline-parallel": "runs with PP above 1",
     "data-parallel": "runs with DP above 1",
     "context-parallel": "runs with CP above 1",
+    "expert-parallel": "runs with EP above 1, and with an ETP that is not TP",
     "recompute": "trains with activation recompute",
     "dropout": "trains with LoRA dropout",
     "bfloat16": "runs with a bfloat16 base",

@@ -40,7 +40,8 @@ def scale_ratios(lora: LoraConfig) -> dict[float, str]:
 def parallel_ratios(facts: RunFacts) -> dict[float, str]:
     """What it means when a gradient is off by one of these factors in a parallel run."""
     ratios = {}
-    for name, size in (("CP", facts.cp), ("DP", facts.dp), ("TP", facts.tp)):
+    sizes = {"expert DP": facts.expert_dp, "ETP": facts.etp, "EP": facts.ep} if facts.experts_apart else {}
+    for name, size in (sizes | {"CP": facts.cp, "DP": facts.dp, "TP": facts.tp}).items():
         if size > 1:
             ratios[float(size)] = f"summed over the {size} {name} ranks although each holds it complete"
             ratios[1 / size] = f"the sum over the {size} {name} ranks is missing, or an average was taken twice"
@@ -134,7 +135,8 @@ def compare_outputs(
 ) -> Iterator[Finding]:
     """What leaves (or, backward, enters) each projection of a single process; only the first site that differs.
 
-    A deviation travels on: what differs after the first site follows from it.
+    Routed experts are left out: transformers shows no outputs of theirs. A deviation travels on: what differs after the
+    first site follows from it.
 
     Args:
         context: records the sites.
@@ -147,7 +149,8 @@ def compare_outputs(
         bound: largest relative error.
     """
     wrong = []
-    for plan in table.plans[::-1] if backward else table.plans:
+    plans = [plan for plan in table.plans if not plan.site.experts]
+    for plan in plans[::-1] if backward else plans:
         context.exercised([plan.host_module])
         modules = dict.fromkeys(row.hf_module for row in plan.rows)
         errors = {name: relative_error(actual[name], expected[name]) for name in modules}
@@ -156,9 +159,9 @@ def compare_outputs(
             wrong.append((plan, bad))
     for plan, bad in wrong[:1]:
         follow = f" ({len(wrong) - 1} sites after it differ too, which follows)" if len(wrong) > 1 else ""
-        later = table.plans.index(plan) + 1
+        later = plans.index(plan) + 1
         # What flows back into a site comes out of the next one: if that got the right gradient, its own dX is wrong.
-        blamed = table.plans[later] if backward and later < len(table.plans) else plan
+        blamed = plans[later] if backward and later < len(plans) else plan
         for name, error in bad.items():
             base = 0.0 if deltas is None else expected[name] - deltas[name]
             others = expected if deltas is None else deltas

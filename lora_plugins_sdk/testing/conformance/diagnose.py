@@ -21,13 +21,15 @@ class Suspects:
     """What a wrong tensor could be instead of what was expected.
 
     Args:
-        peers: the same tensor as the other ranks of the TP group hold it.
+        peers: the same tensor as the ranks of one group hold it.
+        group: name of that group.
         ratios: a factor by which it may be off -> what that means.
         others: name -> expected value of other tensors.
         fallback: what to say when no hypothesis fits.
     """
 
     peers: Sequence[Tensor] = ()
+    group: str = "tp"
     ratios: Mapping[float, str] = field(default_factory=dict)
     others: Mapping[str, Tensor] = field(default_factory=dict)
     fallback: str | None = None
@@ -56,7 +58,7 @@ def likely_cause(actual: Tensor, expected: Tensor, suspects: Suspects | None = N
     """
     suspects = suspects or Suspects()
     if actual.shape != expected.shape:
-        turned = actual.shape == expected.shape[::-1]
+        turned = actual.shape == expected.mT.shape if expected.dim() > 1 else False
         shapes = f"shape {list(actual.shape)} instead of {list(expected.shape)}"
         return f"{shapes}: transposed" if turned else f"{shapes}: of another layout"
     if not torch.isfinite(actual).all():
@@ -84,8 +86,8 @@ def _sum_over_peers(actual: Tensor, expected: Tensor, suspects: Suspects) -> str
     if not _fits(total, expected):
         return None
     return (
-        f"the sum over the {len(suspects.peers)} TP ranks is right and each rank holds a part: a gradient sum or a "
-        "collective over TP is missing (tag `tp` dropped, or a region left out)"
+        f"the sum over the {len(suspects.peers)} {suspects.group.upper()} ranks is right and each rank holds a part: "
+        f"a gradient sum or a collective is missing (tag `{suspects.group}` dropped, or a region left out)"
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.table import ParameterTable
 from lora_plugins_sdk.testing.conformance.context import Context
+from lora_plugins_sdk.testing.conformance.expert_view import sum_of_microbatches
 from lora_plugins_sdk.testing.conformance.local_view import batch_first, by_projection
 from lora_plugins_sdk.testing.conformance.observe.observation import Pass, RankObservation, observed
 from lora_plugins_sdk.testing.conformance.problem import Problem, make_problem
@@ -19,7 +20,8 @@ from lora_plugins_sdk.testing.layout import Layout
 
 @dataclass(frozen=True, kw_only=True)
 class FullPass:
-    """One pass in full tensors, those of the pass `[microbatches, samples, tokens, width]`.
+    """One pass in full tensors, those of the pass `[microbatches, samples, tokens, width]`; of routed experts sums over
+    all tokens, `[experts, width]`.
 
     Args:
         logits: without padding columns.
@@ -70,15 +72,16 @@ def expectation_of(context: Context, seen: RankObservation) -> Expectation:
 
 def full_pass(table: ParameterTable, problem: Problem, local: Pass) -> FullPass:
     """A pass of one process, its linears' outputs taken apart into HF projections."""
-    outputs: dict[str, Tensor] = {}
-    output_grads: dict[str, Tensor] = {}
+    full: dict[str, dict[str, Tensor]] = {"outputs": {}, "output_grads": {}, "input_grads": {}}
     for plan in table.plans:
-        for full, captured in ((outputs, local.captured.outputs), (output_grads, local.captured.output_grads)):
-            full |= by_projection(plan, RunFacts(), 0, batch_first(captured[plan.host_module]))
+        for quantity, found in full.items():
+            captured = getattr(local.captured, quantity)[plan.host_module]
+            value = sum_of_microbatches(captured) if plan.site.experts else batch_first(captured)
+            found |= (
+                {plan.host_module: value} if quantity == "input_grads" else by_projection(plan, RunFacts(), 0, value)
+            )
     return FullPass(
         logits=torch.stack(local.logits)[..., : problem.upstream.shape[-1]],
-        outputs=outputs,
-        output_grads=output_grads,
-        input_grads={name: batch_first(grads) for name, grads in local.captured.input_grads.items()},
         grads=local.grads,
+        **full,
     )

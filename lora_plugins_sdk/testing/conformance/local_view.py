@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lora_plugins_sdk.run import RunFacts
-from lora_plugins_sdk.site import SiteKind
+from lora_plugins_sdk.site import EXPERT, SiteKind
 from lora_plugins_sdk.table import SitePlan
 from lora_plugins_sdk.testing.conformance.observe.observation import RankObservation
 
@@ -47,7 +47,8 @@ def _columns(plan: SitePlan, facts: RunFacts, tp_rank: int) -> dict[str, list[tu
         if projection in held and row is not None:
             held[projection].append((row, column))
     return {
-        plan.site.projections[index].hf.format(layer=plan.layer): sorted(columns) for index, columns in held.items()
+        plan.site.projections[index].hf.format(layer=plan.layer, expert=EXPERT): sorted(columns)
+        for index, columns in held.items()
     }
 
 

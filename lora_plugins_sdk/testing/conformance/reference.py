@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.testing.conformance.hf_weights import hf_weights
 from lora_plugins_sdk.testing.conformance.problem import Problem, make_problem
 from lora_plugins_sdk.testing.conformance.subject import Subject
 
@@ -28,7 +29,7 @@ class Reference:
 
     Args:
         logits: `[microbatches, samples, tokens, vocabulary]`.
-        outputs: of each adapted HF module, `[microbatches, samples, tokens, out]`.
+        outputs: of each adapted HF module but experts, `[microbatches, samples, tokens, out]`.
         deltas: the adapter's share of these outputs.
         output_grads: the loss's gradient with respect to these.
         grads: of each factor by `ParamRow.init_key`, by the chain rule from the folded weight's gradient.
@@ -56,8 +57,8 @@ def base_directory(subject: Subject) -> Path:
 def save_folded(subject: Subject, problem: Problem) -> Path:
     """A HF directory of the base with the problem's factors merged in, next to the base."""
     model, table = new_model(subject), subject.table(RunFacts())
-    modules = {row.hf_module: model.get_submodule(row.hf_module) for row in table.rows}
-    fold_into(modules, problem.factors, delta_scale(table.lora))
+    for weight in hf_weights(model, table).values():
+        weight.fold(problem.factors, delta_scale(table.lora))
     return _save(model, base_directory(subject).parent / "merged")
 
 
@@ -116,13 +117,18 @@ def make_reference(subject: Subject, problem: Problem, **changes: object) -> Ref
         changes: other LoRA options than the subject's.
     """
     model, table = new_model(subject).requires_grad_(False), subject.table(RunFacts(), **changes)
-    modules = {row.hf_module: model.get_submodule(row.hf_module) for row in table.rows}
-    inputs: dict[str, list[Tensor]] = {name: [] for name in modules}
-    outputs: dict[str, list[Tensor]] = {name: [] for name in modules}
-    for name, module in modules.items():
-        module.weight.requires_grad_(True)
-        module.register_forward_hook(_keep(inputs[name], outputs[name]))
-    fold_into(modules, problem.factors, delta_scale(table.lora))
+    weights = hf_weights(model, table)
+    # Experts are computed without a module each: what they put out is judged by what follows from it.
+    watched = {name: weight for name, weight in weights.items() if weight.module is not None}
+    inputs: dict[str, list[Tensor]] = {name: [] for name in watched}
+    outputs: dict[str, list[Tensor]] = {name: [] for name in watched}
+    for weight in weights.values():
+        for parameter in weight.parameters:
+            parameter.requires_grad_(True)
+        weight.fold(problem.factors, delta_scale(table.lora))
+    for name, weight in watched.items():
+        assert weight.module is not None, "chosen so"
+        weight.module.register_forward_hook(_keep(inputs[name], outputs[name]))
     logits = [model(tokens).logits for tokens in problem.tokens]
     by_sample = problem.tokens.shape[1:]  # a router sees its tokens in one row
     loss = sum((one * weights).sum() for one, weights in zip(logits, problem.upstream, strict=True)) / len(logits)
@@ -135,39 +141,23 @@ def make_reference(subject: Subject, problem: Problem, **changes: object) -> Ref
             name: delta_scale(table.lora)
             * (
                 _of_samples(seen, by_sample)
-                @ problem.factors[f"{name}.lora_A"].t()
-                @ problem.factors[f"{name}.lora_B"].t()
+                @ problem.factors[weights[name].a.init_key].t()
+                @ problem.factors[weights[name].b.init_key].t()
             )
             for name, seen in inputs.items()
         },
         output_grads={name: _of_samples([_grad(one) for one in seen], by_sample) for name, seen in outputs.items()},
-        grads=_factor_grads(modules, problem.factors, delta_scale(table.lora)),
+        grads={
+            key: grad
+            for weight in weights.values()
+            for key, grad in weight.factor_grads(problem.factors, delta_scale(table.lora)).items()
+        },
     )
 
 
 def delta_scale(lora: LoraConfig) -> float:
     """The factor on `B A`, worked out here: `alpha / rank`, or `alpha / sqrt(rank)` (Kalajdzievski 2023)."""
     return lora.alpha / (math.sqrt(lora.rank) if lora.use_rslora else lora.rank)
-
-
-def fold_into(modules: Mapping[str, nn.Module], factors: Mapping[str, Tensor], scale: float) -> None:
-    """`W += scale * B A`, summed in float64."""
-    with torch.no_grad():
-        for name, module in modules.items():
-            a, b = factors[f"{name}.lora_A"].double(), factors[f"{name}.lora_B"].double()
-            weight = module.get_parameter("weight")
-            weight.copy_(weight.double() + scale * b @ a)
-
-
-def _factor_grads(modules: Mapping[str, nn.Module], factors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """With `W' = W + scale B A`: `dB = scale dW' A^T` and `dA = scale B^T dW'`."""
-    grads = {}
-    for name, module in modules.items():
-        d_weight = _grad(module.get_parameter("weight")).double()
-        a, b = factors[f"{name}.lora_A"].double(), factors[f"{name}.lora_B"].double()
-        grads[f"{name}.lora_A"] = (scale * b.t() @ d_weight).float()
-        grads[f"{name}.lora_B"] = (scale * d_weight @ a.t()).float()
-    return grads
 
 
 def _grad(tensor: Tensor) -> Tensor:

@@ -13,16 +13,22 @@ from lora_plugins_sdk.testing.conformance.context import Context
 from lora_plugins_sdk.testing.conformance.finding import Finding
 from lora_plugins_sdk.testing.conformance.layouts import LAYOUTS, needed_capabilities
 from lora_plugins_sdk.testing.failure import WorldError
+from lora_plugins_sdk.testing.layout import Layout
 
 
-def cases(level: Level) -> list[Case]:
-    """Every case of one level, layouts together: a layout's world is started once for all its checks."""
+def cases(level: Level, layouts: Iterable[Layout] = LAYOUTS) -> list[Case]:
+    """Every case of one level, layouts together: a layout's world is started once for all its checks.
+
+    Args:
+        level: which.
+        layouts: those of level PARALLEL, as `layouts_of` gives them.
+    """
     found = checks(level)
     if level is not Level.PARALLEL:
         return [Case(check=one, needs=one.needs) for one in found]
     return [
         Case(check=one, layout=layout, needs=one.needs + needed_capabilities(layout))
-        for layout in LAYOUTS
+        for layout in layouts
         for one in found
     ]
 

@@ -32,6 +32,7 @@ class Subject:
         lacks: pairs of capability and reason.
         rank, alpha: of the adapter. rank, sqrt(rank), alpha, alpha / rank and 2 all differ, so that each forgotten or
             doubled factor is told from the others.
+        expert_sharing: of an adapter on routed experts (see `LoraConfig`).
         seed: seed of base weights, adapter and batches.
         sequence_length: tokens of each sample; TP * CP * 2 divides it.
     """
@@ -42,6 +43,7 @@ class Subject:
     lacks: tuple[tuple[str, str], ...] = ()
     rank: int = 8
     alpha: float = 12.0
+    expert_sharing: str = "none"
     seed: int = 0
     sequence_length: int = 16
 
@@ -94,7 +96,13 @@ class Subject:
 
     def lora(self, **changes: Any) -> LoraConfig:
         """The adapter's hyper-parameters; by default every projection that the config lets one adapt is a target."""
-        options = {"rank": self.rank, "alpha": self.alpha, "seed": self.seed, "target_modules": self.targets()}
+        options = {
+            "rank": self.rank,
+            "alpha": self.alpha,
+            "seed": self.seed,
+            "target_modules": self.targets(),
+            "expert_sharing": self.expert_sharing,
+        }
         return LoraConfig(**(options | changes))
 
     def targets(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import pytest
 
 from lora_plugins_sdk.testing.conformance.check import Case, Level, Result, Status
 from lora_plugins_sdk.testing.conformance.context import Context
+from lora_plugins_sdk.testing.conformance.layouts import layouts_of
 from lora_plugins_sdk.testing.conformance.report import failure_text
 from lora_plugins_sdk.testing.conformance.run import cases, run_case
 from lora_plugins_sdk.testing.conformance.subject import Subject
@@ -49,7 +50,8 @@ class PluginConformance:
         """One test for each case of the test method's level."""
         level = _LEVELS.get(metafunc.function.__name__)
         if level is not None:
-            metafunc.parametrize("case", [pytest.param(case, id=case.id) for case in cases(level)])
+            layouts = layouts_of(cls.subject().selected.architecture) if level is Level.PARALLEL else ()
+            metafunc.parametrize("case", [pytest.param(case, id=case.id) for case in cases(level, layouts)])
 
     @classmethod
     def subject(cls) -> Subject:

@@ -7,6 +7,7 @@ from typing import Any
 
 from lora_plugins_sdk.testing.conformance.check import Level, Result
 from lora_plugins_sdk.testing.conformance.coverage import coverage_of
+from lora_plugins_sdk.testing.conformance.layouts import EXPERT_LAYOUTS, LAYOUTS
 from lora_plugins_sdk.testing.conformance.report import not_run_lines, summary_lines, unseen_lines
 from lora_plugins_sdk.testing.conformance.run import cases
 
@@ -41,7 +42,8 @@ def coverage_lines(sites: Mapping[str, Sequence[str]], results: Sequence[Result]
 
 
 def _results(records: Sequence[Mapping[str, Any]]) -> Iterator[Result]:
-    known = {(level, case.id): case for level in Level for case in cases(level)}
+    layouts = dict.fromkeys((*LAYOUTS, *EXPERT_LAYOUTS))
+    known = {(level, case.id): case for level in Level for case in cases(level, layouts)}
     order = {key: index for index, key in enumerate(known)}
     found = {}
     for record in records:

@@ -17,7 +17,11 @@ from lora_plugins_sdk.site import Site
 
 @dataclass(kw_only=True)
 class Captured:
-    """Local tensors of each microbatch, by host module in the order of the forward pass."""
+    """Local tensors of each microbatch, by host module in the order of the forward pass.
+
+    Of routed experts: the sum over each local expert's tokens, `[local experts, width]`, as every layout has them in an
+    order of its own.
+    """
 
     outputs: dict[str, list[Tensor]] = field(default_factory=dict)
     output_grads: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -26,10 +30,11 @@ class Captured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """A linear of the host: a module's forward, or the method that computes it."""
+    """A linear of the host: a module's forward, or the method that computes it; a grouped one with experts."""
 
     module: nn.Module
     method: str
+    experts: bool
 
 
 @contextmanager
@@ -39,8 +44,8 @@ def capturing(places: Mapping[str, Place]) -> Iterator[Captured]:
     with ExitStack() as hooks:
         for name, place in places.items():
             if place.method == "forward":
-                hooks.callback(place.module.register_forward_pre_hook(_watch_input(seen, name)).remove)
-                hooks.callback(place.module.register_forward_hook(_watch_output(seen, name)).remove)
+                hooks.callback(place.module.register_forward_pre_hook(_watch_input(seen, name, place)).remove)
+                hooks.callback(place.module.register_forward_hook(_watch_output(seen, name, place)).remove)
             else:
                 hooks.enter_context(_watched_method(seen, name, place))
         yield seen
@@ -50,7 +55,7 @@ def places_of(chunks: Iterable[nn.Module], sites: Iterable[Site]) -> dict[str, P
     """The linears of these sites under model-wide names."""
     chunks = tuple(chunks)
     return {
-        name: Place(module=module, method=site.method)
+        name: Place(module=module, method=site.method, experts=site.experts is not None)
         for site in sites
         for name, (module, _) in locate(chunks, [site.path]).items()
     }
@@ -70,9 +75,9 @@ def _watched_method(seen: Captured, name: str, place: Place) -> Iterator[None]:
     inner = getattr(place.module, place.method)
 
     def watched(*args: Any, **kwargs: Any) -> Tensor:
-        _watch_input(seen, name)(place.module, args)
+        _watch_input(seen, name, place)(place.module, args)
         output = inner(*args, **kwargs)
-        _watch_output(seen, name)(place.module, args, (output, None))
+        _watch_output(seen, name, place)(place.module, args, (output, None))
         return output
 
     setattr(place.module, place.method, watched)
@@ -85,30 +90,43 @@ def _watched_method(seen: Captured, name: str, place: Place) -> Iterator[None]:
             setattr(place.module, place.method, before)
 
 
-def _watch_input(seen: Captured, name: str) -> Any:
+def _watch_input(seen: Captured, name: str, place: Place) -> Any:
     def watch(module: nn.Module, args: tuple[Any, ...]) -> None:
         x = args[0]
         if not torch.is_grad_enabled():
             return
         if x.is_leaf:
             x.requires_grad_(True)  # after a frozen embedding nobody would ask for this gradient
-        x.register_hook(_appender(seen.input_grads, name))
+        x.register_hook(_appender(seen.input_grads, name, _splits(place, args)))
 
     return watch
 
 
-def _watch_output(seen: Captured, name: str) -> Any:
+def _watch_output(seen: Captured, name: str, place: Place) -> Any:
     def watch(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
-        output = result[0]
-        seen.outputs.setdefault(name, []).append(output.detach().clone())
+        output, splits = result[0], _splits(place, args)
+        seen.outputs.setdefault(name, []).append(_kept(output, splits))
         if output.requires_grad:
-            output.register_hook(_appender(seen.output_grads, name))
+            output.register_hook(_appender(seen.output_grads, name, splits))
 
     return watch
 
 
-def _appender(store: dict[str, list[Tensor]], name: str) -> Any:
+def _appender(store: dict[str, list[Tensor]], name: str, splits: list[int] | None) -> Any:
     def append(grad: Tensor) -> None:
-        store.setdefault(name, []).append(grad.detach().clone())
+        store.setdefault(name, []).append(_kept(grad, splits))
 
     return append
+
+
+def _splits(place: Place, args: tuple[Any, ...]) -> list[int] | None:
+    """Tokens of each local expert, the second argument of a grouped linear."""
+    if not place.experts:
+        return None
+    splits = args[1]
+    return splits.tolist() if isinstance(splits, Tensor) else list(splits)
+
+
+def _kept(tensor: Tensor, splits: list[int] | None) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.clone() if splits is None else torch.stack([one.sum(0) for one in tensor.split(splits)])

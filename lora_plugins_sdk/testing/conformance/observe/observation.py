@@ -47,7 +47,7 @@ class RankObservation(Pass):
 
     Args:
         rank: global rank.
-        tp_rank, pp_rank, dp_rank, etp_rank, ep_rank: its place.
+        tp_rank, pp_rank, dp_rank, etp_rank, ep_rank, expert_dp_rank: its place.
         positions: of each sequence, that it was given.
         linears: class of each adapted host linear on this rank.
         counted: whether this rank counts a factor in the gradient norm, by the host's own marks.
@@ -64,6 +64,7 @@ class RankObservation(Pass):
     dp_rank: int
     etp_rank: int
     ep_rank: int
+    expert_dp_rank: int
     positions: Tensor
     linears: dict[str, str]
     counted: dict[str, bool]
@@ -100,6 +101,7 @@ def observe(subject: Subject, directory: Path, problem: Problem) -> RankObservat
         dp_rank=run.dp_rank,
         etp_rank=run.etp_rank,
         ep_rank=run.ep_rank,
+        expert_dp_rank=run.expert_dp_rank,
         positions=my_positions(run, problem.tokens.shape[-1]),
         linears={name: _class_name(place.module) for name, place in adapted_linears(adapter).items()},
         logits=first.logits,
@@ -139,26 +141,39 @@ def local_factors(adapter: LoraAdapter) -> dict[str, Tensor]:
 def gradient_norm(adapter: LoraAdapter) -> float:
     """2-norm of the whole gradient, replicas counted once as megatron-core's optimizers do it.
 
-    They keep a parameter that is marked `tensor_model_parallel` on every rank and any other on TP rank 0 alone, then
-    sum the squares over the model parallel group.
+    They leave out a parameter that is marked `shared`, keep one that is marked `tensor_model_parallel` on every rank
+    and any other on TP rank 0 alone, then sum the squares over the model parallel group, that of the experts where
+    `allreduce` is false.
     """
-    from megatron.core import parallel_state
-    from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+    from megatron.core import parallel_state as ps
 
-    counted = [vars(one)["main_grad"] for one in adapter.parameters() if param_is_not_tensor_parallel_duplicate(one)]
-    square = torch.zeros((), device=torch.cuda.current_device()) if not counted else _square(counted)
-    dist.all_reduce(square, group=parallel_state.get_model_parallel_group())
-    return square.sqrt().item()
+    total = torch.zeros((), device=torch.cuda.current_device())
+    for dense in (True, False):
+        counted = [
+            vars(one)["main_grad"]
+            for one in adapter.parameters()
+            if _counts(one) and getattr(one, "allreduce", True) is dense
+        ]
+        square = _square(counted) if counted else torch.zeros_like(total)
+        group = ps.get_model_parallel_group() if dense else ps.get_expert_tensor_model_pipeline_parallel_group()
+        dist.all_reduce(square, group=group)
+        total += square
+    return total.sqrt().item()
 
 
 def _counted(adapter: LoraAdapter) -> dict[str, bool]:
-    from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
-
     return {
-        row.init_key: param_is_not_tensor_parallel_duplicate(getattr(factors, row.param))
+        row.init_key: _counts(factors.get_parameter(row.param))
         for factors in adapter.factors()
         for row in factors.plan.rows
     }
+
+
+def _counts(parameter: torch.nn.Parameter) -> bool:
+    from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+    from megatron.core.transformer.module import param_is_not_shared
+
+    return param_is_not_shared(parameter) and param_is_not_tensor_parallel_duplicate(parameter)
 
 
 def _square(tensors: list[Tensor]) -> Tensor:

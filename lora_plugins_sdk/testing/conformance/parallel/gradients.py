@@ -23,6 +23,7 @@ def _gradients(context: Context, layout: Layout) -> Iterator[Finding]:
     ranks = Ranks.of(context, layout)
     around = [*ranks.outputs, *ranks.output_grads]
     late = {(pair.seen.rank, pair.plan.host_module) for pair in around if pair.wrong}
+    late_experts = {pair.plan.host_module for pair in around if pair.wrong and pair.plan.site.experts}
     own, followers = [], []
     for row in ranks.table.rows:
         holders = [seen for seen in ranks.seen if row.init_key in seen.grads]
@@ -32,7 +33,8 @@ def _gradients(context: Context, layout: Layout) -> Iterator[Finding]:
         for seen in holders:
             found = _wrong(ranks, row, seen)
             if found is not None:
-                (followers if (seen.rank, row.host_module) in late else own).append(found)
+                follows = row.host_module in late_experts or (seen.rank, row.host_module) in late
+                (followers if follows else own).append(found)
     # Where what comes in from outside is wrong already, a wrong gradient of the factor says nothing about the factor.
     yield from own or [replace(one, cause=_FOLLOWS) for one in followers]
 
@@ -42,9 +44,10 @@ def _wrong(ranks: Ranks, row: ParamRow, seen: RankObservation) -> Finding | None
     error = relative_error(actual, expected)
     if error <= BOUND:
         return None
-    whole = row.partition_dim == -1
+    whole = row.partition_dim == -1 and row.expert_dim == -1
     suspects = Suspects(
-        peers=[peer.grads[row.init_key] for peer in ranks.tp_peers(seen)] if whole else (),
+        peers=[peer.grads[row.init_key] for peer in ranks.holders_of_shares(row, seen)],
+        group=row.grad_sum_group or ("etp" if row.expert else "tp"),
         ratios=parallel_ratios(ranks.layout),
         others=same_shape(row, ranks.table, ranks.alone.grads) if whole else {},
     )
@@ -68,16 +71,18 @@ def _norm(context: Context, layout: Layout) -> Iterator[Finding]:
 
 
 def _marks(ranks: Ranks) -> Iterator[Finding]:
-    """A factor that TP splits counts on every rank, a replica on the first of its TP group."""
+    """A factor that ranks hold parts of counts on each, a replica on the first of its group."""
     for row in ranks.table.rows:
         for seen in ranks.seen:
             counted = seen.counted.get(row.init_key)
-            wanted = row.partition_dim >= 0 or seen.tp_rank == 0
+            wanted = row.partition_dim >= 0 or (seen.etp_rank if row.expert else seen.tp_rank) == 0
+            wanted = wanted and (not row.expert or row.expert_dim >= 0 or seen.ep_rank == 0)
             if counted is None or counted == wanted:
                 continue
-            cause = "is counted more than once: marked tensor_model_parallel, though every TP rank holds all of it"
+            mark = "marked `shared`" if row.expert else "marked tensor_model_parallel"
+            cause = f"is counted more than once: {'not ' * row.expert}{mark}, though several ranks hold all of it"
             if wanted:
-                cause = "is not counted: not marked tensor_model_parallel, though this rank holds a part of its own"
+                cause = f"is not counted: {'not ' * (not row.expert)}{mark}, though this rank holds a part of its own"
             yield factor_finding("gradient norm", row, cause=cause, rank=seen.rank)
 
 

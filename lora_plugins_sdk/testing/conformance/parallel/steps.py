@@ -43,10 +43,11 @@ def _two_steps(context: Context, layout: Layout) -> Iterator[Finding]:
 def _replicas(context: Context, layout: Layout) -> Iterator[Finding]:
     ranks = Ranks.of(context, layout)
     for row in ranks.table.rows:
-        groups: dict[int, list[int]] = {}
+        groups: dict[tuple[int, int], list[int]] = {}
         for index, seen in enumerate(ranks.seen):
             if row.init_key in seen.stepped:
-                groups.setdefault(seen.tp_rank if row.partition_dim >= 0 else 0, []).append(index)
+                place = (seen.etp_rank if row.expert else seen.tp_rank) if row.partition_dim >= 0 else 0
+                groups.setdefault((place, seen.ep_rank if row.expert_dim >= 0 else 0), []).append(index)
         for holders in groups.values():
             context.exercised([row.host_module] if len(holders) > 1 else [])
             first = ranks.seen[holders[0]]

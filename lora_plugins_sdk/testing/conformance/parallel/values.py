@@ -73,7 +73,7 @@ def _first(ranks: Ranks, what: str, pairs: Sequence[Pair], total: int | None = N
     follow = f" ({others} tensors of other sites differ too, most likely in consequence)" if others else ""
     for pair in here:
         same = [one for one in pairs if (one.plan, one.projection) == (pair.plan, pair.projection)]
-        peers = {seen.rank for seen in ranks.tp_peers(pair.seen)}
+        peers = set() if pair.plan.site.experts else {seen.rank for seen in ranks.tp_peers(pair.seen)}
         suspects = Suspects(
             peers=[features(one.actual) for one in same if one.seen.rank in peers],
             ratios=parallel_ratios(ranks.layout),

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.table import SitePlan
 from lora_plugins_sdk.testing.conformance.check import Check, Level
 from lora_plugins_sdk.testing.conformance.compare import compare_logits
 from lora_plugins_sdk.testing.conformance.context import Context
 from lora_plugins_sdk.testing.conformance.finding import Finding, factor_finding
+from lora_plugins_sdk.testing.conformance.hf_weights import hf_weight
 from lora_plugins_sdk.testing.conformance.observe.session import build_base, forward_logits
 from lora_plugins_sdk.testing.conformance.problem import Problem, make_problem
 from lora_plugins_sdk.testing.conformance.reference import base_directory, new_model
@@ -48,15 +51,24 @@ def _base(context: Context) -> Iterator[Finding]:
 
 def _widths(context: Context) -> Iterator[Finding]:
     model = new_model(context.subject)
-    modules = dict(model.named_modules())
-    for row in context.subject.table(RunFacts()).rows:
-        context.exercised([row.host_module])
-        weight = getattr(modules.get(row.hf_module), "weight", None)
-        if weight is None:
+    for plan in context.subject.table(RunFacts()).plans:
+        context.exercised([plan.host_module])
+        for position in range(len(plan.adapted)):
+            yield from _width(model, plan, position)
+
+
+def _width(model: Any, plan: SitePlan, position: int) -> Iterator[Finding]:
+    pair = (plan.rows[position], plan.rows[position + len(plan.adapted)])
+    try:
+        shape = hf_weight(model, plan, position).value.shape
+    except AttributeError:
+        for row in pair:
             yield factor_finding("projection", row, cause="transformers has no such module with a weight")
-        elif row.full_shape[axis := 1 if row.factor == "A" else 0] != weight.shape[axis]:
-            cause = f"declared {row.full_shape[axis]} wide, the weight of transformers is {list(weight.shape)}"
-            yield factor_finding("input width" if axis else "output width", row, cause=cause)
+        return
+    for row, axis in zip(pair, (-1, -2), strict=True):
+        if row.full_shape[axis] != shape[axis]:
+            cause = f"declared {row.full_shape[axis]} wide, the weight of transformers is {list(shape)}"
+            yield factor_finding("input width" if axis == -1 else "output width", row, cause=cause)
 
 
 CHECKS = (

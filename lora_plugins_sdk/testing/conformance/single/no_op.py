@@ -60,7 +60,7 @@ def _initial(context: Context) -> Iterator[Finding]:
             if value.any():
                 yield factor_finding("initial value", row, cause="is not zero, so a fresh adapter changes the policy")
             continue
-        expected = 1 / math.sqrt(3 * row.full_shape[1])
+        expected = 1 / math.sqrt(3 * row.full_shape[-1])
         error, bound = abs(value.std().item() / expected - 1), _STRAY / math.sqrt(value.numel())
         if not error <= bound:
             yield factor_finding(
@@ -69,14 +69,16 @@ def _initial(context: Context) -> Iterator[Finding]:
                 error=error,
                 bound=bound,
                 cause=f"standard deviation {value.std().item():.3g} instead of {expected:.3g}, which Kaiming-uniform "
-                f"gives over the full fan-in {row.full_shape[1]} (a local fan-in, or another scheme)",
+                f"gives over the full fan-in {row.full_shape[-1]} (a local fan-in, or another scheme)",
             )
-        halves = value.chunk(2, dim=1)
+        halves = value.chunk(2, dim=-1)
         if halves[0].shape == halves[-1].shape and len(halves) == 2 and torch.equal(*halves):
             yield factor_finding("initial value", row, cause="its two halves are equal: shards drawn alike")
-        twin = seen.setdefault(value.numpy().tobytes(), row)
-        if twin is not row:
-            yield factor_finding("initial value", row, cause=f"equals that of {twin.init_key}: one key for both")
+        for one in value if row.expert else [value]:
+            twin = seen.get(one.numpy().tobytes())
+            if twin is not None:
+                yield factor_finding("initial value", row, cause=f"equals that of {twin.init_key}: one key for both")
+            seen.setdefault(one.numpy().tobytes(), row)
 
 
 CHECKS = (

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.site import packed_name
 from lora_plugins_sdk.testing.conformance.check import Check, Level
 from lora_plugins_sdk.testing.conformance.context import Context
 from lora_plugins_sdk.testing.conformance.finding import Finding, factor_finding
@@ -22,7 +23,10 @@ def _names(context: Context) -> Iterator[Finding]:
         if match is None:
             cause = f"{row.hf_name} is not base_model.model.<module>.lora_{row.factor}.weight, so PEFT would skip it"
             yield factor_finding("name", row, cause=cause)
-        elif (match["module"], match["factor"]) != (row.hf_module, row.factor):
+        elif (match["module"], match["factor"]) != (
+            packed_name(row.hf_module) if row.packed else row.hf_module,
+            row.factor,
+        ):
             cause = f"{row.hf_name} would be loaded as {match['module']} lora_{match['factor']}"
             yield factor_finding("name", row, cause=cause)
 

@@ -12,16 +12,17 @@ from lora_plugins_sdk.table import ParameterTable, ParamRow
 from lora_plugins_sdk.testing.conformance.check import Check, Level
 from lora_plugins_sdk.testing.conformance.context import Context
 from lora_plugins_sdk.testing.conformance.finding import Finding, factor_finding
-from lora_plugins_sdk.testing.conformance.layouts import LAYOUTS, needed_capabilities
+from lora_plugins_sdk.testing.conformance.layouts import layouts_of, needed_capabilities
 from lora_plugins_sdk.testing.layout import Layout
 
 _SNAPSHOT_LAYOUTS = (Layout(), Layout(tp=2), Layout(tp=2, sequence_parallel=True))
+_EXPERT_SNAPSHOT_LAYOUTS = (Layout(), Layout(tp=2, dp=2, ep=2, sequence_parallel=True))
 
 
 def _tables(context: Context) -> Iterator[Finding]:
     lacks = dict(context.subject.lacks)
     single = {row.init_key: row for row in context.subject.table(RunFacts()).rows}
-    for layout in (Layout(), *LAYOUTS):
+    for layout in (Layout(), *layouts_of(context.subject.selected.architecture)):
         if any(name in lacks for name in needed_capabilities(layout)):
             continue
         try:
@@ -31,22 +32,24 @@ def _tables(context: Context) -> Iterator[Finding]:
             continue
         context.exercised(row.host_module for row in table.rows)
         for row in table.rows:
-            for problem in _row_problems(row, single, layout.tp):
+            for problem in _row_problems(row, single, layout):
                 yield factor_finding(f"table of {layout}", row, cause=problem)
         yield from _storage_problems(table, layout)
 
 
-def _row_problems(row: ParamRow, single: dict[str, ParamRow], tp: int) -> Iterator[str]:
+def _row_problems(row: ParamRow, single: dict[str, ParamRow], facts: RunFacts) -> Iterator[str]:
     alone = single.get(row.init_key)
     if alone is None or (alone.full_shape, alone.hf_name) != (row.full_shape, row.hf_name):
         yield "has not the name and full shape that one process gives it: the adapter would depend on the layout"
-    for dim in (0, 1):
-        split = tp if dim == row.partition_dim else 1
-        missing = row.full_shape[dim] - row.local_shape[dim] * split
-        if missing > 0 or (missing <= -tp and dim == row.partition_dim) or (missing and dim != row.partition_dim):
-            yield f"holds {row.local_shape[dim]} of {row.full_shape[dim]} along dimension {dim} over {split} ranks"
-    if row.partition_dim >= 0 and row.grad_sum_group == "tp":
+    for dim, (full, local) in enumerate(zip(row.full_shape, row.local_shape, strict=True)):
+        split = {row.partition_dim: facts.etp if row.expert else facts.tp, row.expert_dim: facts.ep}.get(dim, 1)
+        missing = full - local * split
+        if missing > 0 or missing <= -split or (missing and dim != row.partition_dim):
+            yield f"holds {local} of {full} along dimension {dim} over {split} ranks"
+    if row.partition_dim >= 0 and row.grad_sum_group in ("tp", "etp", "etp_ep"):
         yield "is split over TP and summed over TP: each rank holds the gradient of other entries"
+    if row.expert_dim >= 0 and row.grad_sum_group == "etp_ep":
+        yield "is split over EP and summed over EP: each rank holds the gradient of other experts"
 
 
 def _storage_problems(table: ParameterTable, layout: Layout) -> Iterator[Finding]:
@@ -58,19 +61,22 @@ def _storage_problems(table: ParameterTable, layout: Layout) -> Iterator[Finding
             if row.stacked_at != ends.get(row.param, 0):
                 cause = f"starts at row {row.stacked_at} of {row.param}, where {ends.get(row.param, 0)} rows precede it"
                 yield factor_finding(f"table of {layout}", row, cause=cause)
-            shared = ("grad_sum_group", "partition_dim", "expert", "dtype")
+            shared = ("grad_sum_group", "partition_dim", "expert_dim", "expert", "dtype")
             unlike = [name for name in shared if getattr(row, name) != getattr(first, name)]
             if unlike:
                 cause = f"differs in {', '.join(unlike)} from {first.hf_module}, with which it shares a parameter"
                 yield factor_finding(f"table of {layout}", row, cause=cause)
-            ends[row.param] = row.stacked_at + row.local_shape[0]
+            ends[row.param] = row.stacked_at + row.local_shape[-2]
 
 
 def snapshot_text(context: Context) -> str:
     """The tables of some layouts for reading, equal layers folded."""
     lacks = dict(context.subject.lacks)
     parts = [f"# Parameter table of {context.subject.architecture}\n"]
-    for layout in _SNAPSHOT_LAYOUTS:
+    layouts = _SNAPSHOT_LAYOUTS
+    if any(site.experts for site in context.subject.selected.architecture.sites):
+        layouts = _EXPERT_SNAPSHOT_LAYOUTS
+    for layout in layouts:
         if not any(name in lacks for name in needed_capabilities(layout)):
             table = markdown_table(COLUMNS, table_rows(context.subject.table(layout)))
             parts.append(f"## {layout}\n\n{table}\n")
