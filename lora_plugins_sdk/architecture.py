@@ -81,6 +81,8 @@ class Architecture:
         tiny_config: HF config of a model small enough for `lora-plugins check`; empty when there is none.
         quickstart_config: HF config, without a vocabulary, of a model that learns something within minutes on a CPU,
             for `lora-grpo quickstart`; empty when there is none.
+        tiny_values: wildcard of HF tensor names -> value that the conformance kit draws them around, where the initial
+            values of transformers give a model that blows up rounding errors (fast decays before a norm).
         lacks: capability -> reason, for what the conformance kit must not expect (the names are the kit's).
 
     Raises:
@@ -99,6 +101,7 @@ class Architecture:
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     tiny_config: Mapping[str, object] = field(default_factory=dict)
     quickstart_config: Mapping[str, object] = field(default_factory=dict)
+    tiny_values: Mapping[str, float] = field(default_factory=dict)
     lacks: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

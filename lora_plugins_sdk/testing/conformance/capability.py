@@ -19,6 +19,7 @@ CAPABILITIES: Mapping[str, str] = {
     "bfloat16": "runs with a bfloat16 base",
     "build-model": "builds its base model (lora_build_model)",
     "fold": "transformers has one plain weight per projection, to which the product B A can be added",
+    "peft-names": "names exported tensors as PEFT does",
     "peft": "PEFT loads the exported adapter onto the transformers model",
 }
 

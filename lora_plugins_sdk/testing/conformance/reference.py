@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,11 @@ def new_model(subject: Subject) -> Any:
         torch.manual_seed(subject.seed)  # some models draw vectors too, which are only perturbed below
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     draw = torch.Generator().manual_seed(subject.seed)
+    values = subject.selected.architecture.tiny_values
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
+            for value in (value for pattern, value in values.items() if fnmatchcase(name, pattern)):
+                parameter.fill_(value)
             noise = torch.randn(parameter.shape, generator=draw)
             if parameter.dim() == 1:
                 parameter += 0.2 * noise

@@ -71,7 +71,7 @@ CHECKS = (
         level=Level.STATIC,
         proves="Every factor's file name is one that PEFT maps to this very module and factor.",
         run=_names,
-        needs=("peft",),
+        needs=("peft-names",),
     ),
     Check(
         name="unique-names",
