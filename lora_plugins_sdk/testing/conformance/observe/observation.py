@@ -21,7 +21,7 @@ from lora_plugins_sdk.testing.conformance.reference import base_directory
 from lora_plugins_sdk.testing.conformance.subject import Subject
 from lora_plugins_sdk.testing.layout import Layout, current_run
 
-LEARNING_RATE = 0.02
+LEARNING_RATE = 0.002
 MOMENTUM = 0.9
 STEPS = 2
 
