@@ -8,7 +8,7 @@ from lora_plugins_sdk import LoraError
 from lora_plugins_sdk.testing import Layout
 from lora_plugins_sdk.testing.conformance import Case, Check, Context, Finding, Level, Status, Subject, cases, run_case
 from lora_plugins_sdk.testing.conformance.capability import CAPABILITIES
-from lora_plugins_sdk.testing.conformance.layouts import LAYOUTS, needed_capabilities
+from lora_plugins_sdk.testing.conformance.layouts import EXPERT_LAYOUTS, LAYOUTS, needed_capabilities
 
 
 def _case(*findings: Finding) -> Case:
@@ -56,14 +56,16 @@ def test_opt_outs_that_are_none(lacks: dict[str, str], words: str) -> None:
 
 
 def test_every_need_is_a_capability() -> None:
-    needs = {need for level in Level for case in cases(level) for need in case.needs}
+    every = (*LAYOUTS, *EXPERT_LAYOUTS)
+    needs = {need for level in Level for case in cases(level, every) for need in case.needs}
     assert needs <= set(CAPABILITIES)
     assert set(CAPABILITIES) <= needs, "a capability that no check needs opts out of nothing"
 
 
 def test_ids_are_unique() -> None:
-    ids = [case.id for level in Level for case in cases(level)]
-    assert len(ids) == len(set(ids))
+    for layouts in (LAYOUTS, EXPERT_LAYOUTS):
+        ids = [case.id for level in Level for case in cases(level, layouts)]
+        assert len(ids) == len(set(ids))
 
 
 def test_layouts_say_what_they_need() -> None:
@@ -73,4 +75,5 @@ def test_layouts_say_what_they_need() -> None:
         "sequence-parallel",
         "context-parallel",
     )
-    assert all(needed_capabilities(layout) for layout in LAYOUTS)
+    assert needed_capabilities(Layout(dp=2, ep=2)) == ("data-parallel", "expert-parallel")
+    assert all(needed_capabilities(layout) for layout in (*LAYOUTS, *EXPERT_LAYOUTS))

@@ -62,7 +62,7 @@ ARCHITECTURE = Architecture(
         "moe_intermediate_size": 20,
         "shared_expert_intermediate_size": 28,
         "max_position_embeddings": 128,
-        "rms_norm_eps": 1e-6,
+        "rms_norm_eps": 1e-3,
         "tie_word_embeddings": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
     },
