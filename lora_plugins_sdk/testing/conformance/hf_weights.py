@@ -85,7 +85,7 @@ def hf_weight(model: Any, plan: SitePlan, position: int) -> HfWeight:
     """
     a, b = plan.rows[position], plan.rows[position + len(plan.adapted)]
     parameters, module, first = _holders(model, plan, plan.adapted[position], a)
-    rows = slice(first, first + b.full_shape[-2])
+    rows = slice(first, first + b.full_shape[-2]) if a.expert and plan.site.fused_hf else slice(None)
     each = a.expert and plan.site.fused_hf is None
     return HfWeight(parameters=parameters, each=each, rows=rows, module=module, a=a, b=b)
 

@@ -47,7 +47,7 @@ def _wrong(ranks: Ranks, row: ParamRow, seen: RankObservation) -> Finding | None
     whole = row.partition_dim == -1 and row.expert_dim == -1
     suspects = Suspects(
         peers=[peer.grads[row.init_key] for peer in ranks.holders_of_shares(row, seen)],
-        group=row.grad_sum_group or ("etp" if row.expert else "tp"),
+        group="tp" if not row.expert else "etp_ep" if row.full_shape[0] == 1 else "etp",
         ratios=parallel_ratios(ranks.layout),
         others=same_shape(row, ranks.table, ranks.alone.grads) if whole else {},
     )
