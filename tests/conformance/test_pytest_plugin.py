@@ -52,7 +52,7 @@ def test_a_wrong_plugin_and_an_opt_out(pytester: pytest.Pytester, wrong_plugin: 
     pytester.makepyfile(
         test_mine=THREE_LINES
         + f"    plugin = {str(wrong_plugin)!r}\n"
-        + "    lacks = {'tensor-parallel': 'not written yet', 'peft': 'its names are other ones'}\n"
+        + "    lacks = {'tensor-parallel': 'not written yet', 'peft-names': 'its names are other ones'}\n"
         + "    table_snapshot = 'accepted.md'\n"
     )
     result = pytester.runpytest_subprocess("-k", "peft-names or snapshot")
@@ -60,7 +60,7 @@ def test_a_wrong_plugin_and_an_opt_out(pytester: pytest.Pytester, wrong_plugin: 
     result.stdout.fnmatch_lines(
         [
             "*accepted.md does not exist: write it with pytest --update-table-snapshot*",
-            "LACKING peft: its names are other ones (1 cases: peft-names*",
+            "LACKING peft-names: its names are other ones (1 cases: peft-names*",
         ]
     )
     result.stdout.no_fnmatch_line("*Traceback*")

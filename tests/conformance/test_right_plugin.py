@@ -21,7 +21,8 @@ def test_no_false_alarm(seed: int) -> None:
     results = [run_case(context, case) for case in wanted]
     assert [(one.case.id, one.findings) for one in results if one.status is not Status.PASSED] == []
     every = {row.host_module for row in context.subject.table(RunFacts()).rows}
-    assert all(one.sites == every for one in results), "each of these checks measures every site"
+    whole = [one for one in results if one.case.id != "pinned"]  # which holds some projections only
+    assert all(one.sites == every for one in whole), "each of these checks measures every site"
 
 
 @pytest.mark.slow

@@ -87,8 +87,8 @@ def _sum_over_peers(actual: Tensor, expected: Tensor, suspects: Suspects) -> str
         return None
     return (
         f"the sum over the {len(suspects.peers)} {suspects.group.upper()} ranks is right and each rank holds a part: "
-        f"a gradient sum or a collective over {suspects.group.upper()} is missing (tag `{suspects.group}` dropped, or a "
-        "region left out)"
+        f"a gradient sum or a collective over {suspects.group.upper()} is missing (tag `{suspects.group}` dropped, or "
+        "a region left out)"
     )
 
 
