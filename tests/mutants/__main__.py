@@ -8,7 +8,7 @@ from io import StringIO
 
 from lora_plugins_sdk.testing.conformance import Level
 from mutants.catalogue import MUTANTS
-from mutants.hunt import hunt, right_plugin
+from mutants.hunt import hunt
 from mutants.table import lines, row
 
 
@@ -17,12 +17,11 @@ def main(arguments: list[str]) -> int:
     if arguments not in ([], ["--fast"]):
         print("usage: python -m mutants [--fast]", file=sys.stderr)
         return 2
-    subject = right_plugin()
     chosen = [one for one in MUTANTS if not arguments or one.level < Level.PARALLEL]
     verdicts = []
     for mutant in chosen:
         with redirect_stdout(StringIO()):  # what ranks print
-            verdicts.append(hunt(mutant, subject))
+            verdicts.append(hunt(mutant))
         print("." if verdicts[-1].killed else "L", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     for verdict in verdicts:

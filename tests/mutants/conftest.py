@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from lora_plugins_sdk.testing.conformance import Subject
-from mutants.hunt import right_plugin
-
 PROPERTY = "mutant"
-
-
-@pytest.fixture(scope="session")
-def subject() -> Subject:
-    """The plugin without a fault."""
-    return right_plugin()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from pkgutil import resolve_name
 
-from lora_plugins_sdk.testing.conformance import Case, Context, Finding, Result, Subject, cases, run_case
+from lora_plugins_sdk.testing.conformance import Case, Context, Finding, Result, cases, run_case
 from mutants.mutant import Mutant
-
-ARCHITECTURE = "qwen3"
-SNAPSHOT = Path(__file__).parents[2] / "plugins/qwen3/tests/qwen3.table.md"
+from mutants.subjects import SUBJECTS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,19 +43,15 @@ def case_of(mutant: Mutant) -> Case:
     return next(one for one in cases(mutant.level) if one.id == mutant.case)
 
 
-def hunt(mutant: Mutant, subject: Subject) -> Verdict:
-    """Seed the fault, run its case.
-
-    Args:
-        mutant: the fault.
-        subject: the right plugin.
-    """
+def hunt(mutant: Mutant) -> Verdict:
+    """Seed the fault, run its case."""
+    right = SUBJECTS[mutant.subject]
     # A subject of its own: what is looked up within the fault must not stay on the shared one.
     context = Context(
-        replace(subject),
+        replace(right.subject),
         around=None if mutant.here else mutant.around,
         world_seconds=mutant.seconds,
-        snapshot=SNAPSHOT,
+        snapshot=right.snapshot,
         how_to_update="no way, it is right",
     )
     with resolve_name(mutant.around)() if mutant.here else nullcontext():
@@ -66,8 +59,3 @@ def hunt(mutant: Mutant, subject: Subject) -> Verdict:
     named = [one for one in result.findings if mutant.named_by(one)]
     misled = tuple(one for one in result.findings if mutant.misled_by(one))
     return Verdict(mutant=mutant, result=result, by=named[0] if named else None, misled=misled)
-
-
-def right_plugin() -> Subject:
-    """What the faults are seeded into."""
-    return Subject.of(ARCHITECTURE)

@@ -32,6 +32,7 @@ class Mutant:
         words: must be in the text of a finding that names the site.
         here: the check measures in the test's own process, so the fault is seeded there.
         seconds: after which a world that hangs is ended.
+        subject: what the fault is seeded into, by its name in `mutants.subjects`.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Mutant:
     words: str
     here: bool
     seconds: float
+    subject: str
 
     @property
     def id(self) -> str:
@@ -82,6 +84,7 @@ def seeded(
     words: str = "",
     here: bool = False,
     seconds: float = 60.0,
+    subject: str = "qwen3",
 ) -> Callable[[Callable[[], Iterator[None]] | Factory], Factory]:
     """Make a generator function a mutant; its docstring says what it does. See `Mutant` for the arguments.
 
@@ -110,6 +113,7 @@ def seeded(
             words=words,
             here=here or level is Level.STATIC,
             seconds=seconds,
+            subject=subject,
         )
         setattr(factory, _ATTRIBUTE, [*known, mutant])
         return factory

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from lora_plugins_sdk.testing.conformance import Subject
 from mutants.catalogue import MUTANTS
 from mutants.hunt import hunt
 from mutants.mutant import Mutant
@@ -14,8 +13,8 @@ from mutants.mutant import Mutant
 TORN_PAIR = next(one for one in MUTANTS if one.name == "factors-on-two-linears")
 
 
-def test_a_fault_that_is_caught_where_it_is(subject: Subject) -> None:
-    assert hunt(TORN_PAIR, subject).killed
+def test_a_fault_that_is_caught_where_it_is() -> None:
+    assert hunt(TORN_PAIR).killed
 
 
 @pytest.mark.parametrize(
@@ -28,19 +27,19 @@ def test_a_fault_that_is_caught_where_it_is(subject: Subject) -> None:
     ],
     ids=["another-site", "no-site", "factor-not-named", "another-cause"],
 )
-def test_a_finding_that_says_something_else_is_no_kill(expected: Mutant, subject: Subject) -> None:
-    assert not hunt(expected, subject).killed
+def test_a_finding_that_says_something_else_is_no_kill(expected: Mutant) -> None:
+    assert not hunt(expected).killed
 
 
-def test_a_harmless_change_lives(subject: Subject) -> None:
-    verdict = hunt(replace(TORN_PAIR, around="contextlib:nullcontext"), subject)
+def test_a_harmless_change_lives() -> None:
+    verdict = hunt(replace(TORN_PAIR, around="contextlib:nullcontext"))
     assert not verdict.killed and "nothing: the case passes" in verdict.explanation()
 
 
-def test_a_crash_is_no_kill(subject: Subject) -> None:
+def test_a_crash_is_no_kill() -> None:
     """A fault in the mutant itself must not pass for one that the kit found."""
     broken = replace(TORN_PAIR, around="mutants.test_hunt:broken", here=False)
-    assert not hunt(broken, subject).killed
+    assert not hunt(broken).killed
 
 
 def broken() -> None:
