@@ -40,7 +40,8 @@ class Verdict:
 
 def case_of(mutant: Mutant) -> Case:
     """The kit's case that must catch the mutant."""
-    return next(one for one in cases(mutant.level) if one.id == mutant.case)
+    layouts = (mutant.layout,) if mutant.layout is not None else ()
+    return next(one for one in cases(mutant.level, layouts) if one.id == mutant.case)
 
 
 def hunt(mutant: Mutant) -> Verdict:

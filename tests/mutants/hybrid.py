@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 
 import lora_plugin_qwen36_moe
-from lora_plugins_sdk import ParallelRun, ParamRow, QueryGroups, RunFacts, SitePlan, shards
+from lora_plugins_sdk import BlockLayout, ParallelRun, ParamRow, RunFacts, SitePlan, shards
 from lora_plugins_sdk.block_layout import Section
 from lora_plugins_sdk.branch import site_delta
 from lora_plugins_sdk.factors import LoraFactors
@@ -24,6 +24,8 @@ GDN = "decoder.layers.2.self_attention.in_proj"
 GATED = "decoder.layers.1.self_attention.linear_qkv"
 ROUTER = "decoder.layers.1.mlp.router"
 EXPERTS = "decoder.layers.2.mlp.experts.linear_fc1"
+# transformers keeps its experts in one module, so their outputs show in the linear that comes next.
+AFTER_EXPERTS = "decoder.layers.3.self_attention.linear_qkv"
 EP2 = Layout(dp=2, ep=2)
 
 hybrid = partial(seeded, subject="hybrid")
@@ -64,9 +66,10 @@ def gates_beside_their_queries() -> Iterator[None]:
     """The branch takes the host to alternate queries and gates, as HF does."""
 
     def change(right: Delta, plan: SitePlan, run: ParallelRun) -> Delta:
-        plain = QueryGroups(groups=str(plan.layout.blocks))
-        layout = plain.resolve(None, plan.layout.sections, run.facts.tp)  # type: ignore[arg-type]
-        return site_delta(replace(plan, layout=layout), run)
+        blocks, sections = plan.layout.blocks, plan.layout.sections
+        shares = [[rows // blocks for rows in counts] for counts in sections]
+        plain = BlockLayout.in_order(blocks=blocks, shares=shares, sections=sections)
+        return site_delta(replace(plan, layout=plain), run)
 
     with delta_changed(GATED, change):
         yield
@@ -86,7 +89,7 @@ def router_chooses_by_its_own_logits() -> Iterator[None]:
         yield
 
 
-@hybrid("fold", imitates="B33 along the expert axis", site=EXPERTS)
+@hybrid("fold", imitates="B33 along the expert axis", site=AFTER_EXPERTS)
 def experts_in_reverse() -> Iterator[None]:
     """In one grouped linear the A of each expert is used for another."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lora_plugins_sdk.testing.conformance import Case, Context, Level, cases, run_case
+from lora_plugins_sdk.testing.conformance.layouts import layouts_of
 from mutants.catalogue import MUTANTS
 from mutants.hunt import case_of, hunt
 from mutants.mutant import Mutant
@@ -61,5 +62,8 @@ def test_the_catalogue() -> None:
     """Enough faults, each once; every check of the kit kills one of them, so none of them is idle."""
     assert len({one.name for one in MUTANTS}) >= 30
     assert len({one.id for one in MUTANTS}) == len(MUTANTS)
+    for one in MUTANTS:
+        layouts = layouts_of(SUBJECTS[one.subject].subject.selected.architecture)
+        assert one.layout is None or one.layout in layouts, f"the kit does not check {one.subject} in {one.layout}"
     of_the_kit = {case.check.name for level in (Level.STATIC, Level.SINGLE, Level.PARALLEL) for case in cases(level)}
     assert of_the_kit == {one.check for one in MUTANTS}
