@@ -135,10 +135,10 @@ def test_eval_refuses_what_is_no_adapter(call, config, calls, tmp_path):
 
 
 def test_quickstart_hands_over_its_options(call, calls):
-    assert (
-        call("quickstart", "--output", "q", "--engine", "local", "--model", "m", "--seed", "3", "--steps", "2")[0] == 0
-    )
-    expected = {"output": Path("q"), "engine": "local", "model": "m", "seed": 3, "steps": 2}
+    run = ("--output", "q", "--model", "m", "--seed", "3", "--steps", "2")
+    assert call("quickstart", *run, "--engine", "sglang", "--mode", "adapter", "--sglang-python", "p")[0] == 0
+    expected = {"output": Path("q"), "model": "m", "seed": 3, "steps": 2}
+    expected |= {"engine": "sglang", "mode": "adapter", "sglang_python": Path("p")}
     assert calls == [("run_quickstart", (), expected)]
 
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from lora_harness.config.explain import models_of
@@ -52,7 +52,9 @@ def _default(field: FieldInfo) -> str:
 
 def option_table() -> Table:
     """`options` for a terminal."""
-    table = Table("option", "default", "meaning", title="Options of a training config (TOML; a.b is key b of table a)")
+    # A key in one piece, to be copied.
+    option = Column("option", no_wrap=True)
+    table = Table(option, "default", "meaning", title="Options of a training config (TOML; a.b is key b of table a)")
     last: str | None = None
     for key, default, meaning in options():
         table_name = key.rpartition(".")[0]
