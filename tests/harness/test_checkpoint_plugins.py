@@ -23,9 +23,17 @@ from lora_plugins_sdk.testing import Layout, current_run, run_world
 
 pytestmark = pytest.mark.world
 DENSE = (Layout(), Layout(tp=2, sequence_parallel=True), Layout(pp=2), Layout(tp=2, pp=2), Layout(dp=2))
-# Layouts that a run continues under. Models with experts add `Layout(dp=2, ep=2)` and `Layout(tp=2, etp=1, ep=2, ...)`.
+EXPERTS = (
+    Layout(),
+    Layout(dp=2, ep=2),
+    Layout(tp=2, sequence_parallel=True),
+    Layout(tp=2, etp=1, ep=2, sequence_parallel=True),
+)
+# Model type -> layouts that a run continues under.
 PLUGINS: dict[str, tuple[Layout, ...]] = {
     "qwen3": DENSE,
+    "qwen3_5_moe_text": (*EXPERTS, Layout(pp=2)),
+    "inkling_text": EXPERTS,
 }
 CASES = [pytest.param(plugin, layout, id=f"{plugin}-{layout}") for plugin, some in PLUGINS.items() for layout in some]
 CUT, UPDATES = 3, 6
@@ -57,7 +65,13 @@ def config_of(model: Path, layout: Layout) -> TrainConfig:
             "task": {"kind": "reasoning_gym", "dataset": "chain_sum"},
             "steps": UPDATES,
             "lora": {"rank": 4, "alpha": 8.0, "target_modules": ["all-linear", "lm_head"]},
-            "parallel": {"tp": layout.tp, "pp": layout.pp, "sequence_parallel": layout.sequence_parallel},
+            "parallel": {
+                "tp": layout.tp,
+                "pp": layout.pp,
+                "ep": layout.ep,
+                "etp": layout.etp,
+                "sequence_parallel": layout.sequence_parallel,
+            },
             "algorithm": {"kl_coef": 0.1},
         }
     )

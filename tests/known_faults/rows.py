@@ -161,6 +161,7 @@ ROWS = {
         tests=(
             f"{_HARNESS}/test_checkpoint_resume.py::test_resume_under_another_topology",
             f"{_HARNESS}/test_checkpoint_resume.py::test_weights_and_moments_are_resharded_bit_for_bit",
+            f"{_HARNESS}/test_checkpoint_plugins.py::test_resume_under_another_topology",
             f"{_QWEN3}/test_dist_checkpointing.py::test_saved_here_and_loaded_there",
             f"{_SDK}/test_expert_sharded_state.py::test_saved_here_and_loaded_there",
         ),
