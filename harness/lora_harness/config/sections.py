@@ -68,7 +68,7 @@ class LoraSection(Section):
 
     expert_sharing: Literal["none", "outer"] = Field(
         default="none",
-        description="'none': every routed expert has its own factors; 'outer': a layer's experts share the hidden side's",
+        description="'none': each routed expert has its own factors; 'outer': those on the hidden side are shared",
     )
 
     def to_sdk(self, *, seed: int) -> LoraConfig:
