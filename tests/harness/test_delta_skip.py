@@ -9,6 +9,8 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from checkpointed_run import config_of, rows, train, write_model
+from test_checkpoint_resume import cut_off
 from tiny_model import write_tiny_qwen3
 
 from lora_harness.config import TrainConfig, parse_config
@@ -74,3 +76,25 @@ def test_every_rank_hears_the_largest_change_of_any(tmp_path: Path, layout: Layo
         values = [change for change, _ in found]
         assert values == [math.inf, 0.0, pytest.approx(6e-7), pytest.approx(1.2e-6), 0.0, math.inf, math.inf]
         assert {calls for _, calls in found} == {1}
+
+
+@pytest.mark.slow
+def test_skipped_syncs_are_counted_and_a_resumed_run_draws_the_same(tmp_path: Path) -> None:
+    """With a bound that nothing reaches only the first sync and those after a checkpoint happen; resuming changes no
+    row. The local engine stands for any: the option itself belongs to engines that are sent something."""
+    model, output = write_model(tmp_path / "model"), tmp_path / "run"
+    config = config_of(model, output)
+    object.__setattr__(config.rollout, "delta_skip", 100.0)
+    run_world(train, Layout(), config)
+    written = rows(output)
+    once = written[0]["bytes_synced"]
+    assert once > 0
+    assert [row["bytes_synced"] for row in written] == [once, 0, 0, once, 0, 0]
+    # Every third step also publishes for its evaluation.
+    assert [row["syncs_skipped"] for row in written] == [0, 1, 2, 0, 1, 2]
+    assert [row["adapter_version"] for row in written] == [1, 1, 1, 2, 2, 2]
+    again = cut_off(output, tmp_path / "again")
+    resumed = config_of(model, again)
+    object.__setattr__(resumed.rollout, "delta_skip", 100.0)
+    run_world(train, Layout(), resumed, "auto")
+    assert rows(again) == written
