@@ -92,7 +92,6 @@ ARCHITECTURE = Architecture(
     lacks={
         "context-parallel": "a gated delta net's state is not handed from rank to rank",
         "bfloat16": "rounding sends tokens to other experts, so that single precision is no measure",
-        "peft": "PEFT wraps no router",
     },
     sites=(
         Site(
