@@ -52,7 +52,13 @@ class Engines:
     """
 
     def __init__(self, model: Path, logs: Path, count: int = 1, **arguments: Any) -> None:
-        self._arguments = {"model_path": str(model), **raw_engine.CPU_ARGUMENTS, **arguments}
+        # SGLang gives up a warm-up that is not through in two minutes, which a busy machine takes for a start.
+        self._arguments = {
+            "model_path": str(model),
+            "skip_server_warmup": True,
+            **raw_engine.CPU_ARGUMENTS,
+            **arguments,
+        }
         self._logs = logs
         self.servers: list[SglangServer] = []
         self.said: list[str] = []

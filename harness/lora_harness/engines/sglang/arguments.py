@@ -18,6 +18,8 @@ CPU_ARGUMENTS: Mapping[str, Any] = {
     "disable_cuda_graph": True,
     # An idle scheduler would otherwise keep a core busy, which the trainer needs.
     "sleep_on_idle": True,
+    # SGLang ends itself when its warm-up takes longer than two minutes, as on a busy machine; there is nothing to warm.
+    "skip_server_warmup": True,
 }
 # Slots for recurrent states per sequence that is decoded. Unset, SGLang fills gigabytes with them.
 _STATES_PER_SEQUENCE = 4
