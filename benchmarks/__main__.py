@@ -9,7 +9,7 @@ import sys
 from benchmarks.command import arguments
 from benchmarks.report import print_goals
 
-NAMES = ("branch_cost", "branch_forms", "communication", "training_step", "offline_merge")
+NAMES = ("branch_cost", "branch_forms", "communication", "training_step", "offline_merge", "grouped_experts")
 
 
 def main() -> None:

@@ -35,6 +35,8 @@ def test_every_size_of_group(sizes: list[int], width: int, out: int, shared: boo
     groups = Groups(sizes, CPU)
     expected = plain(x, weight, sizes)
     torch.testing.assert_close(grouped_linear(x, weight, groups), expected)
+    turned = weight.transpose(1, 2).contiguous().transpose(1, 2)
+    torch.testing.assert_close(grouped_linear(x, turned, groups), expected)
     added = target.clone()
     add_grouped_linear(added[:, 4:], x, weight, groups)
     torch.testing.assert_close(added, torch.cat([target[:, :4], target[:, 4:] + expected], dim=1))
@@ -58,6 +60,8 @@ def chosen(x: Tensor, weight: Tensor, sizes: list[int], in_place: bool = False) 
         (torch.zeros(5, 8), torch.zeros(2, 4, 8), [2, 3], True),
         (torch.zeros(5, 16)[:, 4:12], torch.zeros(2, 4, 8), [2, 3], True),
         (torch.zeros(5, 8), torch.zeros(2, 3, 8), [2, 3], True),
+        (torch.zeros(5, 8), torch.zeros(2, 8, 4).transpose(1, 2), [2, 3], True),
+        (torch.zeros(5, 8), torch.zeros(2, 8, 3).transpose(1, 2), [2, 3], False),
         (torch.zeros(5, 6), torch.zeros(2, 4, 6), [2, 3], False),
         (torch.zeros(5, 4).bfloat16(), torch.zeros(2, 8, 4).bfloat16(), [2, 3], False),
         (torch.zeros(5, 8).bfloat16(), torch.zeros(2, 8, 8).bfloat16(), [2, 3], True),
@@ -70,6 +74,8 @@ def chosen(x: Tensor, weight: Tensor, sizes: list[int], in_place: bool = False) 
         "aligned",
         "aligned-slice",
         "odd-output",
+        "transposed-weight",
+        "transposed-weight-of-12-bytes",
         "rows-of-24-bytes",
         "rank-4-in-bfloat16",
         "rank-8-in-bfloat16",
@@ -84,5 +90,6 @@ def test_where_grouped_mm_is_correct(x: Tensor, weight: Tensor, sizes: list[int]
 
 
 def test_adding_in_place_is_a_loop_for_large_groups() -> None:
-    x, weight = torch.zeros(200, 8), torch.zeros(2, 4, 8)
-    assert chosen(x, weight, [100, 100]) and not chosen(x, weight, [100, 100], in_place=True)
+    x, weight = torch.zeros(600, 8), torch.zeros(2, 4, 8)
+    assert chosen(x, weight, [300, 300]) and not chosen(x, weight, [300, 300], in_place=True)
+    assert chosen(x[:80], weight, [40, 40], in_place=True)
