@@ -83,7 +83,10 @@ ROWS = {
             f"{_SDK}/test_run_facts.py::test_experts_may_live_in_a_data_parallel_domain_of_their_own",
             f"{_SDK}/test_expert_training.py::test_training_equals_one_process",
         ),
-        mutants=("reduction-over-the-wrong-group",),
+        mutants=(
+            "reduction-over-the-wrong-group",
+            "experts-in-the-dense-domain",
+        ),
     ),
     "B7": Row(
         cure="`check_host` compares the host weight with the run's sizes; the branch passes dX on",
@@ -92,7 +95,10 @@ ROWS = {
             f"{_SDK}/test_expert_branch.py::test_parallel_sizes_of_another_run_are_refused",
             f"{_SDK}/test_expert_training.py::test_training_equals_one_process",
         ),
-        mutants=("branch-input-detached",),
+        mutants=(
+            "branch-input-detached",
+            "replica-not-summed-over-etp",
+        ),
     ),
     "B8": Row(
         cure="a row-parallel branch sums its r-wide product once; factors are not marked `sequence_parallel`; a linear "
@@ -129,7 +135,10 @@ ROWS = {
             f"{_HARNESS}/test_policy.py::test_topology_changes_nothing",
             f"{_SDK}/test_expert_training.py::test_training_equals_one_process",
         ),
-        mutants=("shard-not-counted",),
+        mutants=(
+            "shard-not-counted",
+            "shared-factor-counted-by-every-rank",
+        ),
     ),
     "B13": Row(
         cure="`tensor_model_parallel` is false on replicas, so that the gradient norm counts them once",
