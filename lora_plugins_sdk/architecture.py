@@ -69,6 +69,7 @@ class Architecture:
     Args:
         name: the architecture's name, as given to `lora-plugins describe`.
         model_types: values of `model_type` in HF configs that it serves.
+        refuses: `model_type` -> why it is not served, of models that one might take for this one.
         sites: the adaptable linears.
         base_weights: host tensors that belong to no site (norms, embedding). Site weights are derived from the sites.
         multimodal: how a multimodal checkpoint wraps this language model; None when there is none.
@@ -94,6 +95,7 @@ class Architecture:
     model_types: tuple[str, ...]
     sites: tuple[Site, ...]
     base_weights: tuple[BaseWeight, ...] = ()
+    refuses: Mapping[str, str] = field(default_factory=dict)
     multimodal: Multimodal | None = None
     left_alone: tuple[str, ...] = ()
     num_layers: str = "num_hidden_layers"
@@ -141,7 +143,8 @@ class Architecture:
             if model_type not in self.model_types:
                 raise LoraError(
                     f"model_type {model_type!r}",
-                    reason=f"architecture {self.name!r} serves {', '.join(self.model_types)}",
+                    reason=self.refuses.get(str(model_type))
+                    or f"architecture {self.name!r} serves {', '.join(self.model_types)}",
                     cure="choose the plugin for this model type (`lora-plugins list`) or the right config.json",
                 )
         return ModelDims({**hf_config, **(text or {})}, self.fallbacks)

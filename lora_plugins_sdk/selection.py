@@ -43,7 +43,7 @@ def load_plugin(
     elif plugin is not None:
         chosen = _by_name(rows, plugin)
     else:
-        chosen = _by_claim(rows, wanted, architecture)
+        chosen = _by_claim(rows, wanted, architecture, model_type)
     _refuse_unusable(chosen)
     manager = new_manager()
     manager.register(chosen.plugin, chosen.name)
@@ -85,7 +85,9 @@ def _choose(rows: Sequence[DiscoveredPlugin]) -> str:
     return f"use {options}; in a training config, model.plugin = {rows[0].qualified_name!r} or likewise"
 
 
-def _by_claim(rows: Sequence[DiscoveredPlugin], wanted: str, architecture: str | None) -> DiscoveredPlugin:
+def _by_claim(
+    rows: Sequence[DiscoveredPlugin], wanted: str, architecture: str | None, model_type: str | None
+) -> DiscoveredPlugin:
     hits = [row for row in rows if row.status in WORKING and wanted in row.claims()]
     if len(hits) > 1:
         raise LoraError(
@@ -99,6 +101,13 @@ def _by_claim(rows: Sequence[DiscoveredPlugin], wanted: str, architecture: str |
     namesakes = [row for row in rows if row.name == architecture]
     if namesakes:
         return namesakes[0]
+    for one in (one for row in rows if row.status in WORKING for one in row.architectures):
+        if model_type is not None and model_type in one.refuses:
+            raise LoraError(
+                wanted,
+                reason=f"is not served by {one.name}: {one.refuses[model_type]}",
+                cure="use a model that is served (`lora-plugins list`), or write a plugin (docs/writing-a-plugin.md)",
+            )
     kind = wanted.split("'")[0]
     served = sorted(claim for row in rows if row.status in WORKING for claim in row.claims() if claim.startswith(kind))
     unusable = [f"{row.name} is {row.status}" for row in rows if row.status not in WORKING]

@@ -10,6 +10,10 @@ from lora_plugins_sdk.layers import OnlyLayers
 
 _HF = "model.layers.{layer}"
 _HOST = "decoder.layers.{layer}"
+_INKLING_2 = (
+    "it is another architecture: attention residuals between blocks of layers, attention sinks and output gates, "
+    "clipped queries and keys, convolutions whose taps depend on the token, soft caps in the experts and on the logits"
+)
 
 
 def _attention(host: str, layers: OnlyLayers, prefix: str) -> tuple[Site, Site]:
@@ -66,6 +70,7 @@ def _mlp(
 ARCHITECTURE = Architecture(
     name="inkling",
     model_types=("inkling_text", "inkling_mm_model"),
+    refuses=dict.fromkeys(("inkling2", "inkling2_text", "inkling2_loop", "inkling2_loop_text"), _INKLING_2),
     multimodal=Multimodal(),
     left_alone=("model.vision_tower.*", "model.audio_tower.*", "model.visual.*", "model.audio.*", "model.mtp.*"),
     vocabulary="unpadded_vocab_size",

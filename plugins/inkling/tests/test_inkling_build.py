@@ -7,7 +7,7 @@ import torch
 from inkling_tiny import CONFIG
 
 from lora_plugin_inkling.model.build import build_model
-from lora_plugins_sdk import LoraError, ParallelRun, RunFacts
+from lora_plugins_sdk import LoraError, ParallelRun, RunFacts, load_plugin
 from lora_plugins_sdk.testing import Layout, current_run, run_world
 
 
@@ -21,12 +21,23 @@ from lora_plugins_sdk.testing import Layout, current_run, run_world
         ({"layer_types": None}, "layer_types: is no list of 4 layer types"),
         ({"mlp_layer_types": ["dense", "sparse", "mixed", "sparse"]}, "mlp_layer_types: names mixed"),
         ({"d_rel": None}, "d_rel"),
-        ({"model_type": "inkling2_text"}, "inkling2_text"),
+        (
+            {"model_type": "inkling2_text"},
+            "model_type 'inkling2_text': it is another architecture: attention residuals",
+        ),
     ],
 )
 def test_variants_that_are_not_built(change: dict[str, Any], words: str) -> None:
     with pytest.raises(LoraError, match=words):
         build_model(CONFIG | change, ParallelRun.single())
+
+
+@pytest.mark.parametrize("model_type", ["inkling2", "inkling2_text", "inkling2_loop"])
+def test_inkling_2_is_refused_by_name(model_type: str) -> None:
+    with pytest.raises(
+        LoraError, match=f"model type '{model_type}': is not served by inkling: it is another architect"
+    ):
+        load_plugin(model_type)
 
 
 @pytest.mark.parametrize(
