@@ -277,6 +277,36 @@ def qwen36_moe_sites() -> str:
     return table(("HF", "megatron-core", "split", "in", "out", "layers", "`all-linear`"), rows)
 
 
+def inkling_sites() -> str:
+    """The parameter table of one layer of each kind under TP, SP and EP."""
+    from lora_plugin_inkling.official import to_official_name
+    from lora_plugins_sdk import LoraConfig, RunFacts, derive_table, load_plugin
+
+    plugin = load_plugin(architecture="inkling")
+    lora = LoraConfig(rank=4, target_modules=("all-linear", "lm_head"), expert_sharing="outer")
+    facts = RunFacts(tp=2, dp=2, ep=2, sequence_parallel=True)
+    rows = {}
+    for row in derive_table(plugin, plugin.architecture.tiny_config, lora, facts).rows:
+        split = [
+            name
+            for dim, name in ((row.partition_dim, "ETP" if row.expert else "TP"), (row.expert_dim, "EP"))
+            if dim >= 0
+        ]
+        shared = (row.stack and row.stack_dim < 0) or (row.packed and row.full_shape[0] == 1)
+        key = (row.hf_module.split(".", 3)[-1].replace(".{expert}", ""), row.factor, row.host_module.split(".", 3)[-1])
+        rows[key] = (
+            f"`{key[0]}`",
+            row.factor + (", shared" if shared else ""),
+            f"`{key[2]}`",
+            " x ".join(split) or "whole",
+            {None: "", "tp": "TP", "etp": "ETP", "etp_ep": "ETP x EP"}.get(row.grad_sum_group, str(row.grad_sum_group)),
+            f"`{to_official_name(key[0])}`",
+        )
+    return table(
+        ("HF", "factor", "megatron-core", "split over", "gradient summed over", "official name"), list(rows.values())
+    )
+
+
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 BLOCKS: dict[str, Callable[[], str]] = {
@@ -288,6 +318,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "conformance_capabilities": conformance_capabilities,
     "conformance_layouts": conformance_layouts,
     "qwen36_moe_sites": qwen36_moe_sites,
+    "inkling_sites": inkling_sites,
 }
 
 

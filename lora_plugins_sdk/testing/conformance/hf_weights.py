@@ -14,7 +14,7 @@ from lora_plugins_sdk.table import ParameterTable, ParamRow, SitePlan
 
 @dataclass(frozen=True, kw_only=True)
 class HfWeight:
-    """The weight of one projection, `[out, in]`, or `[experts, out, in]`.
+    """The weight of one projection, `[out, in]`, or `[experts, out, in]`; a stack's weights side by side, `[out, in]`.
 
     Args:
         parameters: one that holds the weight, or several of one expert each.
@@ -45,6 +45,8 @@ class HfWeight:
         """`W += scale * B A`, summed in float64."""
         delta = scale * factors[self.b.init_key].double() @ factors[self.a.init_key].double()
         folded = self.value.double() + delta
+        if self.a.stack:
+            folded = torch.stack(folded.chunk(self.a.stack, dim=self._side))
         with torch.no_grad():
             for parameter, value in zip(self.parameters, folded if self.each else [folded], strict=True):
                 parameter[..., self.rows, :] = value.to(parameter.dtype)
@@ -59,7 +61,14 @@ class HfWeight:
             for row, grad in grads.items()
         }
 
+    @property
+    def _side(self) -> int:
+        """Dimension along which the weights of a stack lie side by side."""
+        return 0 if self.b.stack_dim == 0 else 1
+
     def _of(self, tensors: list[Tensor]) -> Tensor:
+        if self.a.stack:
+            return torch.cat(list(tensors[0]), dim=self._side)
         mine = [one[..., self.rows, :] for one in tensors]
         return torch.stack(mine) if self.each else mine[0].clone()
 
@@ -85,7 +94,9 @@ def hf_weight(model: Any, plan: SitePlan, position: int) -> HfWeight:
     """
     a, b = plan.rows[position], plan.rows[position + len(plan.adapted)]
     parameters, module, first = _holders(model, plan, plan.adapted[position], a)
-    rows = slice(first, first + b.full_shape[-2]) if a.expert and plan.site.fused_hf else slice(None)
+    # A head that the host pads may be padded in HF too; what belongs to no token is no part of the projection.
+    part = (a.expert and plan.site.fused_hf) or getattr(plan.site.pack, "pad", False)
+    rows = slice(first, first + b.full_shape[-2]) if part else slice(None)
     each = a.expert and plan.site.fused_hf is None
     return HfWeight(parameters=parameters, each=each, rows=rows, module=module, a=a, b=b)
 
@@ -94,6 +105,8 @@ def _holders(
     model: Any, plan: SitePlan, index: int, row: ParamRow
 ) -> tuple[tuple[nn.Parameter, ...], nn.Module | None, int]:
     """Parameters that hold a projection's weight, its module if it has one, and its first row within them."""
+    if row.stack:
+        return (model.get_parameter(row.hf_module),), None, 0
     if not row.expert:
         module = model.get_submodule(row.hf_module)
         return (module.get_parameter("weight"),), module, 0

@@ -140,7 +140,10 @@ def make_reference(subject: Subject, problem: Problem, **changes: object) -> Ref
     loss.backward()
     return Reference(
         logits=torch.stack(logits).detach(),
-        outputs={name: _of_samples(seen, by_sample).detach() for name, seen in outputs.items()},
+        # A head may have rows for padding of the vocabulary, which no projection has.
+        outputs={
+            name: _of_samples(seen, by_sample).detach()[..., weights[name].rows] for name, seen in outputs.items()
+        },
         deltas={
             name: delta_scale(table.lora)
             * (
@@ -150,7 +153,10 @@ def make_reference(subject: Subject, problem: Problem, **changes: object) -> Ref
             )
             for name, seen in inputs.items()
         },
-        output_grads={name: _of_samples([_grad(one) for one in seen], by_sample) for name, seen in outputs.items()},
+        output_grads={
+            name: _of_samples([_grad(one) for one in seen], by_sample)[..., weights[name].rows]
+            for name, seen in outputs.items()
+        },
         grads={
             key: grad
             for weight in weights.values()

@@ -25,6 +25,13 @@ _NAME = re.compile(
 _HEAD = re.compile(r"base_model\.model\.(?:(?:model|llm|language_model)\.)*(?:lm_head|unembed)\.(lora_[AB]\.weight)")
 
 
+def to_official_name(module: str) -> str:
+    """A module's official name, both after `layers.N.` (`self_attn.q_proj` -> `attn.wq_du`)."""
+    block, _, leaf = module.rpartition(".")
+    place = "attn" if block == "self_attn" else block
+    return ".".join(part for part in (place, TO_OFFICIAL.get(leaf, leaf)) if part)
+
+
 def is_official(adapter: PeftAdapter) -> bool:
     """Whether any tensor has a name of the official schema."""
     return any((found := _NAME.fullmatch(name)) and found["leaf"] in TO_HF for name in adapter.tensors)
