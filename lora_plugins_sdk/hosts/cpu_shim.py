@@ -86,7 +86,7 @@ def _lift_fp8() -> None:
     # asks Transformer Engine for it.
     @functools.wraps(initialise)
     def without_fp8(self: random.CheckpointWithoutOutput, fp8: Any = None) -> None:
-        initialise(self, fp8 or None)
+        initialise(self, fp8 or None)  # type: ignore[arg-type]
 
     random.CheckpointWithoutOutput.__init__ = without_fp8
 
