@@ -18,6 +18,7 @@ import pytest
 
 from lora_harness.config import dump_config, parse_config
 from lora_harness.quickstart.base_model import make_base
+from lora_harness.quickstart.model import model_config
 from lora_harness.quickstart.recipe import BaseRecipe, training_config
 from lora_harness.report import Summary
 
@@ -32,7 +33,8 @@ TRAINER = os.environ.get("LORA_TRAINER_PYTHON", sys.executable)
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's model after one warm-up step: nothing here depends on its being right."""
     folder = tmp_path_factory.mktemp("base") / "base"
-    make_base(folder, seed=0, recipe=BaseRecipe(target=0.0, check_every=1, max_steps=1), say=lambda text: None)
+    recipe = BaseRecipe(model=model_config("qwen3"), target=0.0, check_every=1, max_steps=1)
+    make_base(folder, seed=0, recipe=recipe, say=lambda text: None)
     return folder
 
 
