@@ -83,7 +83,7 @@ quickstart: setup
 
 ## quickstart-sglang  the same with its rollouts on SGLang
 quickstart-sglang: setup-sglang
-	$(BIN_SGLANG)/lora-grpo quickstart --engine sglang --output runs/quickstart-sglang $(QUICKSTART_ARGS)
+	$(BIN_SGLANG)/lora-grpo quickstart --engine sglang --mode adapter --output runs/quickstart-sglang $(QUICKSTART_ARGS)
 
 ## test             lint, every test, the second megatron-core where Python 3.12 is there, the real SGLang
 test: lint pytest mcore-019-if-possible test-sglang

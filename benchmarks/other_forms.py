@@ -44,8 +44,7 @@ def unfused_linears(site: AdaptedSite) -> nn.ModuleDict:
     """The HF model's linears that the host weight packs, costing nothing: name -> Linear(in, rows)."""
     layout, width = site.plan.layout, site.weight.shape[1]
     names = [projection.leaf for projection in site.plan.site.projections]
-    linears = zip(names, layout.rows, strict=True)
-    return nn.ModuleDict({name: FreeLinear(width, rows, len(site.x)) for name, rows in linears})
+    return nn.ModuleDict({name: FreeLinear(width, layout.rows(index), len(site.x)) for index, name in enumerate(names)})
 
 
 def with_peft(linears: nn.ModuleDict, site: AdaptedSite) -> nn.Module:
@@ -59,7 +58,8 @@ def with_peft(linears: nn.ModuleDict, site: AdaptedSite) -> nn.Module:
 def linears_step(linears: nn.Module, site: AdaptedSite) -> Callable[[], None]:
     """Forward and backward of linears that share the site's input, with or without PEFT around them."""
     modules = list(linears.children())
-    grads = [torch.randn(*site.grad.shape[:-1], rows) for rows in site.plan.layout.rows]
+    layout = site.plan.layout
+    grads = [torch.randn(*site.grad.shape[:-1], layout.rows(index)) for index in range(len(modules))]
 
     def step() -> None:
         torch.autograd.backward([module(site.x) for module in modules], grads)

@@ -298,7 +298,7 @@ def test_a_fold_that_was_not_made_discards_the_output(tmp_path: Path, monkeypatc
     """B31, B36: what was wired is counted; one that was skipped is an error and not a weaker adapter."""
     plain = merge_module.write_shard
 
-    def skipping(source: Any, target: Path, folds: dict[str, Any], **more: Any) -> dict[str, float]:
+    def skipping(source: Any, target: Path, folds: dict[str, Any], **more: Any) -> Any:
         return plain(source, target, {name: fold for name, fold in folds.items() if name != W}, **more)
 
     monkeypatch.setattr(merge_module, "write_shard", skipping)
