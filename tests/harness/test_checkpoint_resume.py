@@ -95,8 +95,10 @@ def test_resume_under_another_topology(model: Path, straight: Path, tmp_path: Pa
     output = cut_off(straight, tmp_path / "run")
     run_world(train, layout, config_of(model, output, layout), str(output / "checkpoints" / "step-000003"))
     for expected, found in zip(rows(straight), rows(output), strict=True):
-        del expected["bytes_synced"], found["bytes_synced"]
-        assert found == pytest.approx(expected, abs=1e-5)
+        # Which token differs most is decided by rounding, where none differs by more.
+        compared = {name for name in expected if name != "bytes_synced" and not name.startswith("logprob_gap_worst_")}
+        assert found.keys() == expected.keys()
+        assert [found[name] for name in compared] == pytest.approx([expected[name] for name in compared], abs=1e-5)
     theirs, ours = tensors(straight), tensors(output)
     assert ours.keys() == theirs.keys() and len(ours) == 3 * 2 * 2 * 7
     for name, tensor in ours.items():
