@@ -90,8 +90,15 @@ def save(net: Any, folder: str) -> None:
     path.write_text(json.dumps(config))
 
 
-def hybrid_adapter(model: str, layout: str) -> HandmadeAdapter:
-    """Full attention, gated delta nets (q, k, v, z and the output), routed and shared experts of every layer."""
+def hybrid_adapter(model: str, layout: str, gates: str = "") -> HandmadeAdapter:
+    """Full attention, gated delta nets (q, k, v, z and the output), routed and shared experts of every layer.
+
+    Args:
+        model: HF directory.
+        layout: of the routed experts, see `add_experts`.
+        gates: without it the names are SGLang's. With it they are HF's, and in_proj_b and in_proj_a have factors too:
+            `trained` ones, or `pinned` ones whose B is zero.
+    """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model).get_text_config()
@@ -105,9 +112,18 @@ def hybrid_adapter(model: str, layout: str) -> HandmadeAdapter:
         else:
             module = f"layers.{layer}.linear_attn"
             qkv = f"model.{module}.in_proj_qkv.weight"
-            adapter.add(f"{module}.in_proj_q", qkv, key, hidden)
-            adapter.add(f"{module}.in_proj_k", qkv, key, hidden, first_row=key)
-            adapter.add(f"{module}.in_proj_v", qkv, value, hidden, first_row=2 * key)
+            if gates:
+                adapter.add(f"{module}.in_proj_qkv", qkv, 2 * key + value, hidden)
+                for leaf in ("in_proj_b", "in_proj_a"):
+                    weight = f"model.{module}.{leaf}.weight"
+                    adapter.add(f"{module}.{leaf}", weight, config.linear_num_value_heads, hidden)
+                    if gates == "pinned":
+                        adapter.tensors[f"base_model.model.model.{module}.{leaf}.lora_B.weight"].zero_()
+                        del adapter.deltas[weight]
+            else:
+                adapter.add(f"{module}.in_proj_q", qkv, key, hidden)
+                adapter.add(f"{module}.in_proj_k", qkv, key, hidden, first_row=key)
+                adapter.add(f"{module}.in_proj_v", qkv, value, hidden, first_row=2 * key)
             adapter.add(f"{module}.in_proj_z", f"model.{module}.in_proj_z.weight", value, hidden)
             adapter.add(f"{module}.out_proj", f"model.{module}.out_proj.weight", hidden, value)
         add_experts(adapter, layer, config, layout)
@@ -123,6 +139,14 @@ def save_hybrid_adapter(model: str, folder: str, layout: str) -> None:
     hybrid_adapter(model, layout).save(folder, TARGETS)
 
 
-def hybrid_logprobs(model: str, sequences: Sequence[Sequence[int]], layout: str | None) -> list[list[float]]:
+def save_policy(model: str, folder: str, layout: str, gates: str) -> None:
+    """Write `hybrid_adapter` as a trainer exports it, in HF's names."""
+    adapter = hybrid_adapter(model, layout, gates)
+    adapter.save(folder, sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapter.tensors}))
+
+
+def hybrid_logprobs(
+    model: str, sequences: Sequence[Sequence[int]], layout: str | None, gates: str = ""
+) -> list[list[float]]:
     """Log-probabilities of tokens 1.. with the adapter of this layout merged into the weights."""
-    return merged_logprobs(model, sequences, None if layout is None else hybrid_adapter(model, layout))
+    return merged_logprobs(model, sequences, None if layout is None else hybrid_adapter(model, layout, gates))

@@ -52,8 +52,7 @@ class MergeSync:
         self._limit = buffer_mib * MIB
         self._versions = Versions(keep=2)
         self._publishing = threading.Lock()
-        tied = bool(folder.hf_config.get("tie_word_embeddings"))
-        self._weights = engine_weights(folder.base, tied=tied)
+        self._weights = engine_weights(folder.base, folder.hf_config)
         self._held_in = {part: one for one in self._weights.values() for part in one.parts}
         self._now = folder.pristine()
         self._checksum = self._find_checksum()

@@ -1,0 +1,113 @@
+"""The policy of a Qwen3.5-MoE hybrid on the real SGLang: merged weights with everything in them, and adapters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import hybrid_models
+import pytest
+import raw_engine
+import torch
+from own_process import OwnProcess
+from safetensors.torch import load_file
+from sync_engines import LORA_ARGUMENTS, Engines, requests
+
+from lora_harness.engines.sglang.sync.adapter_mode import AdapterSync
+from lora_harness.engines.sglang.sync.engine_weights import differences
+from lora_harness.engines.sglang.sync.fold import Folder
+from lora_harness.engines.sglang.sync.merge_mode import MergeSync
+from lora_harness.engines.sglang.sync.package import LoraSettings, Packer
+from lora_harness.engines.sglang.sync.transport import MemoryTransport
+from lora_plugins_sdk import LoraError, PeftAdapter
+
+TOLERANCE = 1e-5
+MAKERS = {"text": hybrid_models.make_hybrid, "multimodal": hybrid_models.make_multimodal_hybrid}
+
+
+def make(reference: OwnProcess, folder: Path, kind: str) -> Path:
+    folder.mkdir()
+    reference.run(MAKERS[kind], str(folder))
+    return folder
+
+
+def policy(reference: OwnProcess, model: Path, folder: Path, layout: str, gates: str) -> PeftAdapter:
+    reference.run(hybrid_models.save_policy, str(model), str(folder), layout, gates)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    return PeftAdapter(tensors=load_file(folder / "adapter_model.safetensors"), config=config)
+
+
+class Asked:
+    """Answers of the version that serves now, and how far they are from what transformers says of an adapter."""
+
+    def __init__(self, engines: Engines, sync: AdapterSync | MergeSync, tag: str) -> None:
+        with sync.serving() as stamp:
+            self._sent = requests(stamp.adapter, tag, new_tokens=8)
+            self._found = engines.group.clients[0].generate(self._sent)
+            for one in self._found:
+                stamp.check(one)
+        self.version = stamp.version
+
+    def gap(self, reference: OwnProcess, model: Path, layout: str | None, gates: str = "") -> float:
+        """Largest difference of a drawn token's log-probability."""
+        both = list(zip(self._sent, self._found, strict=True))
+        sequences = [[*request.prompt_ids, *found.token_ids] for request, found in both]
+        truth = reference.run(hybrid_models.hybrid_logprobs, str(model), sequences, layout, gates)
+        pairs = [
+            pair
+            for (request, found), expected in zip(both, truth, strict=True)
+            for pair in zip(expected[len(request.prompt_ids) - 1 :], found.logprobs, strict=True)
+        ]
+        assert len(pairs) == 8 * len(both)
+        return max(abs(expected - found) for expected, found in pairs)
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("text", "per_expert"), ("multimodal", "shared_outer")])
+def test_merged_weights_have_every_linear_and_zeros_give_the_base_back(
+    reference: OwnProcess, tmp_path: Path, kind: str, layout: str
+) -> None:
+    """B29, B31: gated queries, both gates of the delta nets, routed and shared experts; all checksums are compared."""
+    model = make(reference, tmp_path / "model", kind)
+    adapter = policy(reference, model, tmp_path / "adapter", layout, "trained")
+    with Engines(model, tmp_path, **raw_engine.HYBRID_ARGUMENTS, enable_multimodal=False) as engines:
+        client = engines.group.clients[0]
+        sync = MergeSync(engines.group, Folder(model, 512), dtype=torch.float32, buffer_mib=512)
+        pristine = dict(client.weight_checksums())
+        assert Asked(engines, sync, "base").gap(reference, model, None) <= TOLERANCE
+        sync.publish(1, adapter.tensors, adapter.config)
+        merged = Asked(engines, sync, "merged")
+        assert merged.version == 1
+        changed = {name.split("layers.", 1)[-1] for name in differences(pristine, client.weight_checksums())}
+        assert changed >= {
+            *(f"0.linear_attn.{leaf}.weight" for leaf in ("in_proj_qkvz", "in_proj_ba", "out_proj")),
+            *(f"1.{leaf}" for leaf in ("qkv_proj.weight", "mlp.experts.w13_weight", "mlp.experts.w2_weight")),
+        }
+        assert merged.gap(reference, model, layout, "trained") <= TOLERANCE
+        assert merged.gap(reference, model, None) > 0.1
+        assert merged.gap(reference, model, layout, "pinned") > 0.001, "the gates of the delta nets are not in it"
+        sync.publish(2, {name: torch.zeros_like(one) for name, one in adapter.tensors.items()}, adapter.config)
+        assert not differences(pristine, client.weight_checksums())
+
+
+@pytest.mark.parametrize("layout", ["per_expert", "shared_outer"])
+def test_an_adapter_on_all_that_is_served_with_pinned_gates(
+    reference: OwnProcess, tmp_path: Path, layout: str
+) -> None:
+    """B24, B36: HF's in_proj_qkv is split as SGLang has it; gates at zero are left out, and trained ones refused."""
+    model = make(reference, tmp_path / "model", "text")
+    adapter = policy(reference, model, tmp_path / "pinned", layout, "pinned")
+    trained = policy(reference, model, tmp_path / "trained", layout, "trained")
+    settings = LoraSettings(
+        targets=frozenset(hybrid_models.TARGETS), max_rank=8, slots=3, shared_outer_experts=layout == "shared_outer"
+    )
+    arguments = {**LORA_ARGUMENTS, **raw_engine.HYBRID_ARGUMENTS, "lora_target_modules": sorted(settings.targets)}
+    arguments["experts_shared_outer_loras"] = settings.shared_outer_experts
+    with Engines(model, tmp_path, **arguments, enable_multimodal=False) as engines:
+        sync = AdapterSync(engines.group, Packer(model, settings), settings, MemoryTransport(512))
+        sync.publish(1, adapter.tensors, adapter.config)
+        with pytest.raises(LoraError, match="linear_attn.in_proj_a.*SGLang serves no LoRA there"):
+            sync.publish(2, trained.tensors, trained.config)
+        answers = Asked(engines, sync, "adapter")
+        assert answers.version == 1
+        assert answers.gap(reference, model, layout, "pinned") <= TOLERANCE
+        assert answers.gap(reference, model, None) > 0.1
