@@ -90,9 +90,7 @@ def test_merged_weights_have_every_linear_and_zeros_give_the_base_back(
 
 
 @pytest.mark.parametrize("layout", ["per_expert", "shared_outer"])
-def test_an_adapter_on_all_that_is_served_with_pinned_gates(
-    reference: OwnProcess, tmp_path: Path, layout: str
-) -> None:
+def test_an_adapter_on_all_that_is_served_with_pinned_gates(reference: OwnProcess, tmp_path: Path, layout: str) -> None:
     """B24, B36: HF's in_proj_qkv is split as SGLang has it; gates at zero are left out, and trained ones refused."""
     model = make(reference, tmp_path / "model", "text")
     adapter = policy(reference, model, tmp_path / "pinned", layout, "pinned")
@@ -105,7 +103,7 @@ def test_an_adapter_on_all_that_is_served_with_pinned_gates(
     with Engines(model, tmp_path, **arguments, enable_multimodal=False) as engines:
         sync = AdapterSync(engines.group, Packer(model, settings), settings, MemoryTransport(512))
         sync.publish(1, adapter.tensors, adapter.config)
-        with pytest.raises(LoraError, match="linear_attn.in_proj_a.*SGLang serves no LoRA there"):
+        with pytest.raises(LoraError, match=r"linear_attn\.in_proj_a.*SGLang serves no LoRA there"):
             sync.publish(2, trained.tensors, trained.config)
         answers = Asked(engines, sync, "adapter")
         assert answers.version == 1
