@@ -10,7 +10,7 @@ import pytest
 import raw_engine
 import torch
 from own_process import OwnProcess
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sync_engines import LORA_ARGUMENTS, Engines, requests
 
 from lora_harness.engines.sglang.sync.adapter_mode import AdapterSync
@@ -26,9 +26,23 @@ MAKERS = {"text": hybrid_models.make_hybrid, "multimodal": hybrid_models.make_mu
 
 
 def make(reference: OwnProcess, folder: Path, kind: str) -> Path:
+    """A hybrid's directory; a multimodal one has its experts fused, as Qwen publishes them."""
     folder.mkdir()
     reference.run(MAKERS[kind], str(folder))
+    if kind == "multimodal":
+        fuse_experts(folder / "model.safetensors")
     return folder
+
+
+def fuse_experts(file: Path) -> None:
+    tensors = load_file(file)
+    for block in {name.split("experts.")[0] + "experts" for name in tensors if ".experts." in name}:
+        gates, ups, downs = (
+            torch.stack([tensors.pop(f"{block}.{expert}.{leaf}_proj.weight") for expert in range(8)])
+            for leaf in ("gate", "up", "down")
+        )
+        tensors |= {f"{block}.gate_up_proj": torch.cat([gates, ups], dim=1), f"{block}.down_proj": downs}
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def policy(reference: OwnProcess, model: Path, folder: Path, layout: str, gates: str) -> PeftAdapter:
