@@ -40,12 +40,12 @@ FIELDS: dict[str, Any] = dict(
 )
 
 
-def make_hybrid(folder: str) -> None:
+def make_hybrid(folder: str, **fields: Any) -> None:
     """A text checkpoint (`Qwen3_5MoeForCausalLM`) with random fp32 weights: linear and full attention in turn."""
     from transformers import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
 
     torch.manual_seed(0)
-    save(Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**FIELDS)), folder)
+    save(Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**{**FIELDS, **fields})), folder)
 
 
 def make_multimodal_hybrid(folder: str) -> None:

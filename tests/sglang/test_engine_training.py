@@ -10,16 +10,22 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import hybrid_models
 import psutil
 import pytest
+import raw_engine
+from own_process import OwnProcess
+from safetensors.torch import load_file
 
 from lora_harness.config import dump_config, parse_config
 from lora_harness.quickstart.base_model import make_base
 from lora_harness.quickstart.model import model_config
 from lora_harness.quickstart.recipe import BaseRecipe, training_config
+from lora_harness.quickstart.tokenizer import VOCABULARY, build_tokenizer
 from lora_harness.report import Summary
 
 # Starting an engine takes minutes on a busy machine.
@@ -38,7 +44,24 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(base: Path, output: Path, mode: str, **rollout: Any) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def hybrid(reference: OwnProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random hybrid with the quickstart's tokens."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    reference.run(hybrid_models.make_hybrid, str(folder), vocab_size=len(VOCABULARY))
+    build_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def train(
+    base: Path,
+    output: Path,
+    mode: str,
+    *,
+    rank: int | None = None,
+    engine: Mapping[str, Any] | None = None,
+    **rollout: Any,
+) -> subprocess.CompletedProcess[str]:
     """The quickstart's run, but small and with rewards that differ: the model's sums are all wrong."""
     config = training_config(
         base=base, output=output, engine="sglang", seed=0, steps=STEPS, mode=mode, sglang_python=Path(sys.executable)
@@ -48,6 +71,9 @@ def train(base: Path, output: Path, mode: str, **rollout: Any) -> subprocess.Com
     raw["eval"] |= {"count": 8, "samples": 1}
     raw["task"]["reward"] = "rewards:first_digit_is_even"
     raw["rollout"] |= {"max_batch_size": 32, **rollout}
+    raw["rollout"]["sglang"]["arguments"] = {**raw["rollout"]["sglang"].get("arguments", {}), **(engine or {})}
+    if rank is not None:
+        raw["lora"]["rank"] = rank
     file = output.with_suffix(".toml")
     file.write_text(dump_config(parse_config(raw)))
     return subprocess.run(
@@ -87,6 +113,23 @@ def test_trainer_and_engine_stay_one_policy(base: Path, tmp_path: Path, mode: st
     assert "SGLang engine 0 serves" in done.stdout
     assert "largest log-prob gap between trainer and engine: mean" in done.stdout
     assert not engines_of(output)
+
+
+def test_a_hybrid_is_one_policy_with_every_linear_trained(hybrid: Path, tmp_path: Path) -> None:
+    """B31, B36: experts, gated queries and the gates of the delta nets arrive on the engine after every step."""
+    output = tmp_path / "run"
+    # A head's gates are four rows wide, so no higher rank fits.
+    engine = {**raw_engine.HYBRID_ARGUMENTS}
+    batch = engine.pop("max_running_requests")
+    done = train(hybrid, output, "merge", rank=4, engine=engine, max_batch_size=batch)
+    assert done.returncode == 0, done.stdout
+    found = rows(output)
+    assert [row["adapter_version"] for row in found] == [1, 2, 3]
+    assert all(row["bytes_synced"] > 0 for row in found) and max(row["kl"] for row in found) > 1e-3, "it moved"
+    assert max(row["logprob_gap_max"] for row in found) <= 1e-4
+    adapter = load_file(output / "adapter" / "adapter_model.safetensors")
+    for leaf in ("in_proj_b", "in_proj_a", "experts.7.up_proj"):
+        assert any(bool(one.any()) for name, one in adapter.items() if f"{leaf}.lora_B" in name), leaf
 
 
 def test_a_gap_above_the_limit_ends_the_run_and_its_engines(base: Path, tmp_path: Path) -> None:
