@@ -9,13 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lora_plugins_sdk.architecture import Architecture, BaseWeight
+from lora_plugins_sdk.base_tensors import BaseTensors
 from lora_plugins_sdk.block_layout import BlockLayout, Run
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.dims import ModelDims, read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.fingerprint import base_fingerprint
 from lora_plugins_sdk.hookspecs import HOOKSPEC_API, hookimpl
-from lora_plugins_sdk.layers import LayerTypes
+from lora_plugins_sdk.layers import LayerTypes, OnlyLayers
 from lora_plugins_sdk.manager import SelectedPlugin
 from lora_plugins_sdk.multimodal import Multimodal
 from lora_plugins_sdk.pack import Concat, Pack, QueryGroups
@@ -66,6 +67,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "HOOKSPEC_API",
     "Architecture",
+    "BaseTensors",
     "BaseWeight",
     "BlockLayout",
     "Concat",
@@ -77,6 +79,7 @@ __all__ = [
     "LoraError",
     "ModelDims",
     "Multimodal",
+    "OnlyLayers",
     "Pack",
     "ParallelRun",
     "ParamRow",

@@ -9,7 +9,7 @@ from lora_plugins_sdk import HOOKSPEC_API, hookspecs
 
 # Frozen for one version of the API. A new hook or argument: add it here and raise the second number. A removal or a new
 # meaning: raise the first.
-API = (1, 0)
+API = (1, 1)
 SIGNATURES = {
     "lora_register_architectures": "",
     "lora_validate_run": "architecture, hf_config, lora, facts",
@@ -23,6 +23,8 @@ SIGNATURES = {
     "lora_import_tensor": "row, tensors",
     "lora_build_model": "architecture, hf_config, run, dtype, overrides",
     "lora_base_weights": "architecture, hf_config",
+    "lora_base_tensors": "architecture, hf_config, stored",
+    "lora_read_adapter": "architecture, hf_config, saved",
     "lora_after_attach": "adapter",
     "lora_after_export": "tensors, config",
     "lora_on_error": "error, stage",
@@ -38,6 +40,8 @@ FIRST_RESULT = {
     "lora_import_tensor",
     "lora_build_model",
     "lora_base_weights",
+    "lora_base_tensors",
+    "lora_read_adapter",
 }
 
 

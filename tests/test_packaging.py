@@ -42,7 +42,7 @@ def run_without_torch(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "output"),
     [
-        (["list"], "qwen3  ok "),
+        (["list"], "qwen3       ok "),
         (["list", "--json"], '"status": "ok"'),
         (["doctor"], "no problems found"),
         (["describe", "qwen3", "--hf-config", "CONFIG", "--tp", "2", "--sp"], "self_attn.q_proj.lora_A.weight"),

@@ -259,7 +259,7 @@ ROWS = {
         cure="what the engine leaves out of a linear is pinned at zero; with content it is refused, never dropped",
         tests=(
             f"{_SDK}/test_pinned_modules.py::test_pinned_rows_stay_exactly_zero",
-            f"{_HARNESS}/test_capabilities.py::test_what_sglang_leaves_out_of_a_linear_is_held_at_zero_in_adapter_mode_alone",
+            f"{_HARNESS}/test_engine_capabilities.py::test_what_sglang_leaves_out_of_a_linear_is_held_at_zero_in_adapter_mode_alone",
             f"{_HARNESS}/test_sglang_accepted.py::test_reasons_of_what_is_refused",
             f"{_SERVING}/test_sglang_names.py::test_b_and_a_rows_are_left_out_while_they_are_zero_and_refused_else",
         ),

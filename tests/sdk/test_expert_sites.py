@@ -126,7 +126,7 @@ def test_sharing_without_experts_is_refused() -> None:
     from sdk_toy import HF_CONFIG as DENSE_CONFIG
 
     lora = LoraConfig(rank=4, expert_sharing="outer")
-    with pytest.raises(LoraError, match="expert_sharing='outer': has no effect"):
+    with pytest.raises(LoraError, match="expert_sharing 'outer': has no effect"):
         derive_table(SelectedPlugin.of(DENSE_MODEL), DENSE_CONFIG, lora, RunFacts())
     with pytest.raises(LoraError, match="unknown sharing"):
         LoraConfig(expert_sharing="inner")

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from lora_plugins_sdk import ParallelRun, PeftAdapter
-    from lora_plugins_sdk.base_tensors import BaseTensors
+    from lora_plugins_sdk import BaseTensors, ParallelRun, PeftAdapter
 
 
 @hookimpl

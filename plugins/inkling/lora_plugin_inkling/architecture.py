@@ -5,8 +5,7 @@ from __future__ import annotations
 from lora_plugin_inkling.model.layer_kinds import DENSE, GLOBAL, SLIDING, SPARSE
 from lora_plugin_inkling.model.tiny_config import TINY_CONFIG
 from lora_plugin_inkling.model.weights import BASE_WEIGHTS
-from lora_plugins_sdk import Architecture, Concat, Multimodal, Projection, Site, SiteKind
-from lora_plugins_sdk.layers import OnlyLayers
+from lora_plugins_sdk import Architecture, Concat, Multimodal, OnlyLayers, Projection, Site, SiteKind
 
 _HF = "model.layers.{layer}"
 _HOST = "decoder.layers.{layer}"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lora_plugin_inkling.model.published import MODEL, PREFIX, pairing_of
-from lora_plugins_sdk.base_tensors import BaseTensors
+from lora_plugins_sdk import BaseTensors
 
 _HEAD = "lm_head.weight"
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lora_plugin_inkling.model.layer_kinds import DENSE, GLOBAL, SLIDING, SPARSE
-from lora_plugins_sdk import BaseWeight, Concat
-from lora_plugins_sdk.layers import OnlyLayers
+from lora_plugins_sdk import BaseWeight, Concat, OnlyLayers
 
 _HF = "model.layers.{layer}"
 _HOST = "decoder.layers.{layer}"
