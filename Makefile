@@ -129,7 +129,7 @@ mcore-019-if-possible:
 ## test-sglang      tests of the real SGLang on the CPU, in .venv-sglang; none may be skipped
 test-sglang: setup setup-sglang
 	@echo "== $(SGLANG)"
-	$(TEST_ENV) LORA_TRAINER_PYTHON=$(abspath $(BIN)/python) $(BIN_SGLANG)/python -m pytest -m sglang $(PYTEST_ARGS)
+	$(TEST_ENV) LORA_TRAINER_PYTHON=$(abspath $(BIN)/python) $(BIN_SGLANG)/python -m pytest -m sglang tests/sglang $(PYTEST_ARGS)
 	@echo "== $(SGLANG) tested"
 
 ## mutants          seeded faults, and which check of the conformance kit kills each
