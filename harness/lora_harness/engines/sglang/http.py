@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lora_harness.engines.sglang import wire
 from lora_harness.engines.sglang.client import SglangCompletion, SglangRequest
+from lora_harness.engines.sglang.overdue import TooLong, abort_overdue
 from lora_harness.engines.sglang.server import SglangServer
 from lora_plugins_sdk.errors import LoraError
 
@@ -62,14 +63,8 @@ class HttpClient:
             return []
         try:
             answers = self._post("/generate", wire.generate_fields(requests))
-        except _TooLong:
-            for one in requests:
-                self.abort(one.rid)
-            raise LoraError(
-                f"engine {self._url}",
-                reason=f"{len(requests)} completions were not there after {self._timeout:g} s and were aborted",
-                cure="raise rollout.sglang.timeout, or draw fewer or shorter completions in a step",
-            ) from None
+        except TooLong:
+            raise abort_overdue(self, requests, self._timeout) from None
         return [wire.read_completion(self._url, one, answer) for one, answer in zip(requests, answers, strict=True)]
 
     def load_adapter(
@@ -164,13 +159,7 @@ class HttpClient:
         try:
             answer = self._http.send(request)
         except httpx2.ReadTimeout:
-            if path == "/generate":
-                raise _TooLong from None
-            raise LoraError(
-                f"engine {self._url}",
-                reason=f"{path} was not answered within {self._timeout:g} s",
-                cure="raise rollout.sglang.timeout",
-            ) from None
+            raise TooLong(self._url, path, self._timeout) from None
         except httpx2.TransportError as error:
             raise self._unreachable(path, error) from None
         if answer.status_code != httpx2.codes.OK:
@@ -194,10 +183,6 @@ class HttpClient:
             reason=f"cannot be reached for {path} ({type(error).__name__}: {error})",
             cure="check that the server runs and that its URL is right",
         )
-
-
-class _TooLong(Exception):
-    """A generation that did not end in time."""
 
 
 def _words_of(answer: httpx2.Response) -> str:

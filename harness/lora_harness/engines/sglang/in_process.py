@@ -23,6 +23,7 @@ from torch import Tensor
 from lora_harness.engines.sglang import wire
 from lora_harness.engines.sglang.client import SglangCompletion, SglangRequest
 from lora_harness.engines.sglang.log_tail import LogTail
+from lora_harness.engines.sglang.overdue import TooLong, abort_overdue
 from lora_plugins_sdk.errors import LoraError
 
 T = TypeVar("T")
@@ -87,14 +88,8 @@ class InProcessClient:
         asked = self._io.GenerateReqInput(**wire.generate_fields(requests))
         try:
             answers = self._run(self._first(self._manager.generate_request(asked, None)), "generate")
-        except _TooLong:
-            for one in requests:
-                self.abort(one.rid)
-            raise LoraError(
-                f"engine {self.name}",
-                reason=f"{len(requests)} completions were not there after {self._timeout:g} s and were aborted",
-                cure="raise rollout.sglang.timeout, or draw fewer or shorter completions in a step",
-            ) from None
+        except TooLong:
+            raise abort_overdue(self, requests, self._timeout) from None
         return [wire.read_completion(self.name, one, answer) for one, answer in zip(requests, answers, strict=True)]
 
     def load_adapter(
@@ -183,7 +178,7 @@ class InProcessClient:
         )
         try:
             self._run(self._first(self._manager.generate_request(asked, None)), "health", timeout=_HEALTH_SECONDS)
-        except (_TooLong, LoraError):
+        except LoraError:
             return False
         return True
 
@@ -231,7 +226,7 @@ class InProcessClient:
                     raise self._dead(what) from None
                 if time.monotonic() > deadline:
                     running.cancel()
-                    raise _TooLong(f"{what} took longer than {timeout or self._timeout:g} s") from None
+                    raise TooLong(self.name, what, timeout or self._timeout) from None
             except (ValueError, RuntimeError) as error:
                 raise self._refused(what, str(error)) from error
 
@@ -244,10 +239,6 @@ class InProcessClient:
 
     def _refused(self, what: str, words: str) -> LoraError:
         return LoraError(f"engine {self.name}", reason=f"refused {what}: {words}", cure="correct what its words name")
-
-
-class _TooLong(Exception):
-    """A call that was not answered in time."""
 
 
 def _import_sglang() -> tuple[Any, Any]:
