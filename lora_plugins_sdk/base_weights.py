@@ -36,7 +36,7 @@ from lora_plugins_sdk.targets import candidates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Source:
+class BaseSource:
     """One host tensor of one layer: where it lives and what it is made of."""
 
     host: str
@@ -69,13 +69,13 @@ def load_base_weights(
     config = read_hf_config(hf_config if hf_config is not None else hf_directory)
     dims = plugin.architecture.dims(config)
     declared = plugin.base_weights(config)
-    parameters = _local_parameters(chunks_of(model), declared)
+    parameters = local_parameters(chunks_of(model), declared)
     experts = expert_sources(plugin.architecture, config)
     local_experts = local_expert_weights(chunks_of(model), experts)
     stored = HfTensors(hf_directory)
     try:
         files = side_by_side(plugin.base_tensors(config, stored), plugin.architecture, config)
-        sources = list(_sources(declared, dims, plugin.architecture.num_layers))
+        sources = list(base_sources(declared, dims, plugin.architecture.num_layers))
         raise_if_any(
             f"{hf_directory} does not fit this model:",
             [
@@ -86,12 +86,12 @@ def load_base_weights(
             ],
         )
         jobs = [
-            (parameters[one.host], one, _layout(one, files, dims, run)) for one in sources if one.host in parameters
+            (parameters[one.host], one, base_layout(one, files, dims, run)) for one in sources if one.host in parameters
         ]
         raise_if_any(f"{hf_directory} does not fit this model:", _misfits(jobs, files, run))
         with torch.no_grad():
             for parameter, source, layout in jobs:
-                value = _local_value(source, layout, files, run)
+                value = local_value(source, layout, files, run)
                 # In single precision: the sum may need digits that the stored dtype lacks.
                 parameter.copy_(value.float() + source.weight.offset if source.weight.offset else value)
             load_expert_weights(local_experts, files, run)
@@ -99,16 +99,16 @@ def load_base_weights(
         stored.close()
 
 
-def _sources(declared: Iterable[BaseWeight], dims: ModelDims, num_layers: str) -> Iterator[_Source]:
+def base_sources(declared: Iterable[BaseWeight], dims: ModelDims, num_layers: str) -> Iterator[BaseSource]:
     for weight in declared:
         layers = layers_with(weight.host, weight.layers, dims, number_of_layers(dims, num_layers))
         alias = weight.tied.to if weight.tied is not None and dims.flag(weight.tied.when) else None
         for layer in layers:
             names = (alias,) if alias else tuple(name.format(layer=layer) for name in weight.hf)
-            yield _Source(host=weight.host.format(layer=layer), hf=names, weight=weight)
+            yield BaseSource(host=weight.host.format(layer=layer), hf=names, weight=weight)
 
 
-def _local_parameters(chunks: tuple[nn.Module, ...], declared: Sequence[BaseWeight]) -> dict[str, nn.Parameter]:
+def local_parameters(chunks: tuple[nn.Module, ...], declared: Sequence[BaseWeight]) -> dict[str, nn.Parameter]:
     """This rank's declared parameters under model-wide names."""
     leaves: dict[str, list[str]] = {}
     for weight in declared:
@@ -123,7 +123,7 @@ def _local_parameters(chunks: tuple[nn.Module, ...], declared: Sequence[BaseWeig
 
 
 def _unaccounted(
-    sources: list[_Source],
+    sources: list[BaseSource],
     experts: list[ExpertSource],
     files: BaseTensors,
     dims: ModelDims,
@@ -156,7 +156,7 @@ def _unsourced(
     model: Model,
     parameters: dict[str, nn.Parameter],
     declared: Sequence[BaseWeight],
-    sources: list[_Source],
+    sources: list[BaseSource],
     experts: list[tuple[ExpertSource, dict[int, nn.Parameter]]],
     run: ParallelRun,
 ) -> Iterator[Diagnostic]:
@@ -178,7 +178,7 @@ def _unsourced(
 
 
 def _wrong_shapes(
-    architecture: Architecture, config: Mapping[str, object], sources: list[_Source], files: BaseTensors
+    architecture: Architecture, config: Mapping[str, object], sources: list[BaseSource], files: BaseTensors
 ) -> Iterator[Diagnostic]:
     """Projections whose weight is not what the config says; a packed host weight would hide that in its total."""
     dims = architecture.dims(config)
@@ -205,7 +205,7 @@ def _wrong_shapes(
             )
 
 
-def _layout(source: _Source, files: BaseTensors, dims: ModelDims, run: ParallelRun) -> BlockLayout | None:
+def base_layout(source: BaseSource, files: BaseTensors, dims: ModelDims, run: ParallelRun) -> BlockLayout | None:
     if source.weight.pack is None:
         return None
     declared = source.weight.sections or ((),) * len(source.hf)
@@ -217,7 +217,7 @@ def _layout(source: _Source, files: BaseTensors, dims: ModelDims, run: ParallelR
 
 
 def _misfits(
-    jobs: list[tuple[nn.Parameter, _Source, BlockLayout | None]], files: BaseTensors, run: ParallelRun
+    jobs: list[tuple[nn.Parameter, BaseSource, BlockLayout | None]], files: BaseTensors, run: ParallelRun
 ) -> Iterator[Diagnostic]:
     for parameter, source, layout in jobs:
         shape = files.shape(source.hf[0])
@@ -233,7 +233,7 @@ def _misfits(
             )
 
 
-def _local_value(source: _Source, layout: BlockLayout | None, files: BaseTensors, run: ParallelRun) -> torch.Tensor:
+def local_value(source: BaseSource, layout: BlockLayout | None, files: BaseTensors, run: ParallelRun) -> torch.Tensor:
     """This rank's part of one host tensor, reading nothing else."""
     if layout is None:
         shape = files.shape(source.hf[0])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lora_plugins_sdk.agreement import from_all_ranks
-from lora_plugins_sdk.base_weights import _layout, _local_parameters, _local_value, _sources
+from lora_plugins_sdk.base_weights import base_layout, base_sources, local_parameters, local_value
 from lora_plugins_sdk.errors import Diagnostic
 from lora_plugins_sdk.peft_config import whole_weights
 
@@ -74,13 +74,13 @@ def _compare(adapter: LoraAdapter, given: _Given) -> dict[str, str]:
     files = plugin.base_tensors(adapter.hf_config, given)
     dims = plugin.architecture.dims(adapter.hf_config)
     declared = plugin.base_weights(adapter.hf_config)
-    parameters: dict[str, Any] = _local_parameters(adapter.chunks, declared)
+    parameters: dict[str, Any] = local_parameters(adapter.chunks, declared)
     verdicts: dict[str, str] = {}
-    for source in _sources(declared, dims, plugin.architecture.num_layers):
+    for source in base_sources(declared, dims, plugin.architecture.num_layers):
         if source.host not in parameters or len(source.hf) != 1 or not files.has(source.hf[0]):
             continue
         parameter = parameters[source.host]
-        local = _local_value(source, _layout(source, files, dims, run), files, run)
+        local = local_value(source, base_layout(source, files, dims, run), files, run)
         if local.shape != parameter.shape:
             verdict = f"is of another size than the base's: shape {list(given.shape(source.hf[0]))}"
         else:
