@@ -279,10 +279,10 @@ def qwen36_moe_sites() -> str:
 
 def inkling_sites() -> str:
     """The parameter table of one layer of each kind under TP, SP and EP."""
-    from lora_plugin_inkling.official import to_official_name
     from lora_plugins_sdk import LoraConfig, RunFacts, derive_table, load_plugin
 
     plugin = load_plugin(architecture="inkling")
+    (official,) = plugin.architecture.adapter_schemas
     lora = LoraConfig(rank=4, target_modules=("all-linear", "lm_head"), expert_sharing="outer")
     facts = RunFacts(tp=2, dp=2, ep=2, sequence_parallel=True)
     rows = {}
@@ -300,7 +300,7 @@ def inkling_sites() -> str:
             f"`{key[2]}`",
             " x ".join(split) or "whole",
             {None: "", "tp": "TP", "etp": "ETP", "etp_ep": "ETP x EP"}.get(row.grad_sum_group, str(row.grad_sum_group)),
-            f"`{to_official_name(key[0])}`",
+            f"`{official.short_name(key[0])}`",
         )
     return table(
         ("HF", "factor", "megatron-core", "split over", "gradient summed over", "official name"), list(rows.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lora_plugins_sdk.adapter_schema import AdapterSchema
 from lora_plugins_sdk.architecture import Architecture, BaseWeight
 from lora_plugins_sdk.base_tensors import BaseTensors
 from lora_plugins_sdk.block_layout import BlockLayout, Run
@@ -24,6 +25,7 @@ from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.selection import load_plugin
 from lora_plugins_sdk.site import Projection, Site, SiteKind, Tied
 from lora_plugins_sdk.table import ParameterTable, ParamRow, SitePlan, derive_table
+from lora_plugins_sdk.targets import module_names
 
 if TYPE_CHECKING:
     from lora_plugins_sdk.adam_moments import gather_adam_moments, load_adam_moments
@@ -66,6 +68,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "HOOKSPEC_API",
+    "AdapterSchema",
     "Architecture",
     "BaseTensors",
     "BaseWeight",
@@ -107,6 +110,7 @@ __all__ = [
     "load_adam_moments",
     "load_base_weights",
     "load_plugin",
+    "module_names",
     "raise_if_any",
     "read_adapter",
     "read_hf_config",

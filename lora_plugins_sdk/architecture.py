@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from lora_plugins_sdk.adapter_schema import AdapterSchema
 from lora_plugins_sdk.dims import ModelDims, check_expression
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.layers import OnlyLayers
 from lora_plugins_sdk.multimodal import Multimodal, check_pattern, matching
 from lora_plugins_sdk.pack import Pack
 from lora_plugins_sdk.site import Site, Tied, check_path
+from lora_plugins_sdk.spellings import Spellings, in_declared_keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +81,9 @@ class Architecture:
         vocabulary: config expression for the number of tokens. The logits have a column for each; columns beyond are
             padding and belong to none.
         fallbacks: expressions for config keys that HF lets a config omit.
+        spellings: where a config may come under other keys than transformers', the key that tells -> declared key ->
+            key that holds its value then. A config with both must say the same in both.
+        adapter_schemas: schemas of other names that adapters of this model come in.
         tiny_config: HF config of a model small enough for `lora-plugins check`; empty when there is none.
         quickstart_config: HF config, without a vocabulary, of a model that learns something within minutes on a CPU,
             for `lora-grpo quickstart`; empty when there is none.
@@ -101,6 +106,8 @@ class Architecture:
     num_layers: str = "num_hidden_layers"
     vocabulary: str = "vocab_size"
     fallbacks: Mapping[str, str] = field(default_factory=dict)
+    spellings: Spellings = field(default_factory=dict)
+    adapter_schemas: tuple[AdapterSchema, ...] = ()
     tiny_config: Mapping[str, object] = field(default_factory=dict)
     quickstart_config: Mapping[str, object] = field(default_factory=dict)
     tiny_values: Mapping[str, float] = field(default_factory=dict)
@@ -136,10 +143,13 @@ class Architecture:
         """Sizes of one model of this architecture: of the language model, where a multimodal config wraps one.
 
         Raises:
-            LoraError: the config belongs to another model type.
+            LoraError: the config belongs to another model type, or contradicts itself.
         """
         text = self.multimodal.text_config(hf_config) if self.multimodal is not None else None
-        for model_type in [one.get("model_type") for one in (hf_config, text) if one is not None]:
+        named = [hf_config.get("model_type")]
+        if text is not None and "model_type" in text:
+            named.append(text["model_type"])
+        for model_type in named:
             if model_type not in self.model_types:
                 raise LoraError(
                     f"model_type {model_type!r}",
@@ -147,7 +157,7 @@ class Architecture:
                     or f"architecture {self.name!r} serves {', '.join(self.model_types)}",
                     cure="choose the plugin for this model type (`lora-plugins list`) or the right config.json",
                 )
-        return ModelDims({**hf_config, **(text or {})}, self.fallbacks)
+        return ModelDims(in_declared_keys({**hf_config, **(text or {})}, self.spellings), self.fallbacks)
 
     def of_config(self, hf_config: Mapping[str, object]) -> Architecture:
         """The architecture with the HF names that a checkpoint with this config has.

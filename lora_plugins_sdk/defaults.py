@@ -14,7 +14,7 @@ from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.site import EXPERT, Site, SiteKind, packed_name
 from lora_plugins_sdk.stacks import from_stack, to_stack
 from lora_plugins_sdk.table import ParamRow, SitePlan, site_layout, tensor_parallel_size
-from lora_plugins_sdk.targets import normalize_targets
+from lora_plugins_sdk.targets import module_names, normalize_targets
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -150,8 +150,10 @@ def lora_import_tensor(row: ParamRow, tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 @hookimpl(trylast=True)
-def lora_read_adapter(saved: PeftAdapter) -> PeftAdapter:
-    """As it is saved."""
+def lora_read_adapter(architecture: Architecture, hf_config: Mapping[str, object], saved: PeftAdapter) -> PeftAdapter:
+    """From any of the architecture's schemas."""
+    for schema in architecture.adapter_schemas:
+        saved = schema.read(saved, module_names(architecture, hf_config))
     return saved
 
 

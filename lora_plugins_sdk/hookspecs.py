@@ -154,7 +154,7 @@ def lora_read_adapter(
     architecture: Architecture, hf_config: Mapping[str, object], saved: PeftAdapter
 ) -> PeftAdapter | None:
     """Return a saved adapter under the names that `lora_export_tensor` gives, where it has those of another schema that
-    adapters of this model come in. Default: as it is.
+    adapters of this model come in. Default: by `architecture.adapter_schemas`.
 
     :param architecture: the selected architecture.
     :param hf_config: the model's HF config.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lora_plugins_sdk.dims import ModelDims, check_expression
@@ -10,6 +10,7 @@ from lora_plugins_sdk.errors import LoraError
 
 # Far above any model; a damaged config would fill the memory with names instead.
 _MOST_LAYERS = 10_000
+_CURE = "use the config.json that belongs to this model type"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,25 +20,32 @@ class LayerTypes:
     Args:
         types: every type that the architecture knows.
         key: config key of the list with one type per layer.
-        every: where the config lacks that list, config expression n: each n-th layer is of the last of `types`, the
-            others of the first. None when the config must have the list.
+        numbers: config key of another form of it, the numbers of the layers of the last of `types`; the others are of
+            the first. A config with several forms must say the same in all.
+        first: config key of another form of it, a number n: the first n layers are of the first of `types`, the others
+            of the last.
+        every: where the config has none of these, config expression n: each n-th layer is of the last of `types`, the
+            others of the first. None when the config must say it.
 
     Raises:
-        LoraError: `every` is no integer expression, or asks for one of two types and there are not two.
+        LoraError: `every` is no integer expression, or two types are told apart and there are not two.
     """
 
     types: tuple[str, ...]
     key: str = "layer_types"
+    numbers: str | None = None
+    first: str | None = None
     every: str | None = None
 
     def __post_init__(self) -> None:
         if self.every is not None:
             check_expression(self.every)
-            if len(self.types) != 2:
+        for option in ("numbers", "first", "every"):
+            if getattr(self, option) is not None and len(self.types) != 2:
                 raise LoraError(
                     f"layer types {', '.join(self.types)}",
-                    reason=f"are not two, and every={self.every!r} tells two apart",
-                    cure="leave `every` out, or give two types",
+                    reason=f"are not two, and {option}={getattr(self, option)!r} tells two apart",
+                    cure=f"leave `{option}` out, or give two types",
                 )
 
     def only(self, layer_type: str) -> OnlyLayers:
@@ -58,26 +66,63 @@ class LayerTypes:
         """The type of each of `count` layers.
 
         Raises:
-            LoraError: the config has no such list, or one of another length or with other types.
+            LoraError: the config does not say it, says it for another number of layers or with other types, or says
+                two different things.
         """
-        found = dims.config.get(self.key)
-        cure = "use the config.json that belongs to this model type"
-        if found is None and self.every is not None:
+        readers = {self.key: self._listed, self.numbers: self._numbered, self.first: self._counted}
+        forms = {
+            key: read(key, dims.config[key], count)
+            for key, read in readers.items()
+            if key is not None and dims.config.get(key) is not None
+        }
+        if not forms and self.every is not None:
             period = dims.resolve(self.every)
             if period < 1:
-                raise LoraError(f"{self.every}={period}", reason="is no number of layers", cure=cure)
-            return [self.types[-1] if (layer + 1) % period == 0 else self.types[0] for layer in range(count)]
+                raise LoraError(f"{self.every}={period}", reason="is no number of layers", cure=_CURE)
+            return self._with_last(lambda layer: (layer + 1) % period == 0, count)
+        if not forms:
+            others = [repr(key) for key in (self.numbers, self.first) if key is not None]
+            raise LoraError(
+                f"config key {self.key!r}",
+                reason="is missing" + (f", and there is no {' or '.join(others)} either" if others else ""),
+                cure=_CURE,
+            )
+        (key, found), *others = forms.items()
+        for other, said in others:
+            for layer, (one, two) in enumerate(zip(found, said, strict=True)):
+                if one != two:
+                    raise LoraError(
+                        f"config keys {key!r} and {other!r}",
+                        reason=f"contradict each other: layer {layer} is {one} by the first and {two} by the second",
+                        cure=_CURE,
+                    )
+        return found
+
+    def _listed(self, key: str, found: object, count: int) -> Sequence[str]:
         if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != count:
-            state = f"is no list of {count} types" if found is not None else "is missing"
-            raise LoraError(f"config key {self.key!r}", reason=state, cure=cure)
+            raise LoraError(f"config key {key!r}", reason=f"is no list of {count} types", cure=_CURE)
         unknown = sorted({str(one) for one in found} - set(self.types))
         if unknown:
             raise LoraError(
-                f"config key {self.key!r}",
+                f"config key {key!r}",
                 reason=f"names layers of type {', '.join(unknown)}; this architecture knows {', '.join(self.types)}",
                 cure="use a plugin that serves such layers",
             )
         return found
+
+    def _numbered(self, key: str, found: object, count: int) -> Sequence[str]:
+        whole = isinstance(found, Sequence) and not isinstance(found, str) and all(type(one) is int for one in found)
+        if not whole or any(not 0 <= one < count for one in found):  # type: ignore[attr-defined]
+            raise LoraError(f"config key {key!r}", reason=f"is no list of numbers from 0 to {count - 1}", cure=_CURE)
+        return self._with_last(lambda layer: layer in found, count)  # type: ignore[operator]
+
+    def _counted(self, key: str, found: object, count: int) -> Sequence[str]:
+        if type(found) is not int or not 0 <= found <= count:
+            raise LoraError(f"config key {key!r}", reason=f"is no number from 0 to {count}", cure=_CURE)
+        return self._with_last(lambda layer: layer >= found, count)
+
+    def _with_last(self, is_last: Callable[[int], bool], count: int) -> Sequence[str]:
+        return [self.types[-1] if is_last(layer) else self.types[0] for layer in range(count)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

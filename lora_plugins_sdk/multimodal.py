@@ -28,6 +28,10 @@ class Multimodal:
         text = hf_config.get(self.config_key)
         return text if isinstance(text, Mapping) else None
 
+    def prefix_in(self, hf_config: Mapping[str, object]) -> str:
+        """What HF names of the language model begin with in a checkpoint that has this config."""
+        return self.prefix if self.text_config(hf_config) is None else self.wrapped_prefix
+
     def wrapped(self, name: str) -> str:
         """A declared HF name as the multimodal checkpoint has it; a name that has it already stays."""
         if name.startswith(self.wrapped_prefix) or not name.startswith(self.prefix):

@@ -11,6 +11,7 @@ from lora_plugins_sdk.arguments import expect, expect_model
 from lora_plugins_sdk.defaults import PEFT_PREFIX
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 from lora_plugins_sdk.own_base import other_than_the_base
+from lora_plugins_sdk.padded_rows import without_padding
 from lora_plugins_sdk.peft_config import plain_lora_problems, whole_weights
 from lora_plugins_sdk.peft_files import PeftAdapter
 from lora_plugins_sdk.scatter import scatter_factors
@@ -38,6 +39,7 @@ def import_adapter(model: Model, saved: PeftAdapter) -> None:
     adapter = adapter_of(model)
     try:
         saved = adapter.plugin.read_adapter(adapter.hf_config, saved)
+        saved = without_padding(saved, adapter.plugin.architecture, adapter.hf_config)
         raise_if_any(
             "this adapter cannot be loaded:",
             [

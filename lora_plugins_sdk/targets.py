@@ -71,6 +71,15 @@ def candidates(architecture: Architecture, hf_config: Mapping[str, object]) -> l
     ]
 
 
+def module_names(architecture: Architecture, hf_config: Mapping[str, object]) -> list[str]:
+    """HF names of all projections; those of routed experts without a number, as for all experts together.
+
+    Raises:
+        LoraError: as `candidates`.
+    """
+    return [packed_name(one.hf) for one in candidates(architecture, hf_config)]
+
+
 def normalize_targets(architecture: Architecture, hf_config: Mapping[str, object], lora: LoraConfig) -> frozenset[str]:
     """Full HF names of the projections to adapt.
 

@@ -91,11 +91,56 @@ def test_a_list_that_must_be_there() -> None:
         candidates(architecture, config())
 
 
+FORMS = LayerTypes(types=("linear_attention", "full_attention"), numbers="full_ids", first="linear_first")
+
+
+@pytest.mark.parametrize(
+    ("changes", "full"),
+    [
+        ({"full_ids": [2, 0]}, {0, 2}),
+        ({"full_ids": []}, set()),
+        ({"linear_first": 1}, {1, 2}),
+        ({"linear_first": 3}, set()),
+        ({"full_ids": [1, 2], "linear_first": 1, "layer_types": None}, {1, 2}),
+        ({"full_ids": [2], "layer_types": ["linear_attention"] * 2 + ["full_attention"]}, {2}),
+    ],
+    ids=["numbers", "no-numbers", "first", "all-first", "two-forms", "list-too"],
+)
+def test_other_forms_of_the_list(changes: dict[str, Any], full: set[int]) -> None:
+    architecture = replace(LAYERED, sites=(replace(IN_PROJ, layers=FORMS.only("full_attention")),), base_weights=())
+    assert {one.layer for one in candidates(architecture, config(**changes))} == full
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"full_ids": [3]}, r"config key 'full_ids': is no list of numbers from 0 to 2"),
+        ({"full_ids": [-1]}, r"config key 'full_ids': is no list of numbers from 0 to 2"),
+        ({"full_ids": [True]}, r"config key 'full_ids': is no list of numbers from 0 to 2"),
+        ({"full_ids": "1"}, r"config key 'full_ids': is no list of numbers from 0 to 2"),
+        ({"linear_first": 4}, r"config key 'linear_first': is no number from 0 to 3"),
+        ({"linear_first": "2"}, r"config key 'linear_first': is no number from 0 to 3"),
+        ({}, r"config key 'layer_types': is missing, and there is no 'full_ids' or 'linear_first' either"),
+        (
+            {"full_ids": [1], "linear_first": 1},
+            r"config keys 'full_ids' and 'linear_first': contradict each other: layer 2 is linear_attention by the "
+            r"first and full_attention by the second",
+        ),
+    ],
+)
+def test_other_forms_that_say_nothing_or_two_things(changes: dict[str, Any], message: str) -> None:
+    architecture = replace(LAYERED, sites=(replace(IN_PROJ, layers=FORMS.only("full_attention")),), base_weights=())
+    with pytest.raises(LoraError, match=message):
+        candidates(architecture, config(**changes))
+
+
 def test_declarations_that_contradict_themselves() -> None:
     with pytest.raises(LoraError, match=r"layer type 'sliding': is none of linear_attention, full_attention"):
         LAYER_TYPES.only("sliding")
     with pytest.raises(LoraError, match=r"are not two"):
         LayerTypes(types=("a", "b", "c"), every="3")
+    with pytest.raises(LoraError, match=r"are not two, and numbers='ids' tells two apart"):
+        LayerTypes(types=("a", "b", "c"), numbers="ids")
     layers = LAYER_TYPES.only("linear_attention")
     with pytest.raises(LoraError, match=r"site 'output_layer': exists once and is declared for layers"):
         Site(path="output_layer", kind=IN_PROJ.kind, projections=IN_PROJ.projections, layers=layers)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from lora_plugins_sdk import BaseTensors, ParallelRun, PeftAdapter
+    from lora_plugins_sdk import BaseTensors, ParallelRun
 
 
 @hookimpl
@@ -36,22 +36,4 @@ def lora_base_tensors(hf_config: Mapping[str, object], stored: BaseTensors) -> B
     """transformers' or the published layout, the head without padding rows."""
     from lora_plugin_inkling.model.checkpoint import declared_tensors
 
-    return declared_tensors(stored, _vocabulary(hf_config), _prefix(hf_config))
-
-
-@hookimpl
-def lora_read_adapter(hf_config: Mapping[str, object], saved: PeftAdapter) -> PeftAdapter:
-    """transformers' names, or those of the official schema."""
-    from lora_plugin_inkling.official import from_official, is_official
-
-    return from_official(saved, _prefix(hf_config), _vocabulary(hf_config)) if is_official(saved) else saved
-
-
-def _vocabulary(hf_config: Mapping[str, object]) -> int:
-    return ARCHITECTURE.dims(hf_config).resolve("unpadded_vocab_size")
-
-
-def _prefix(hf_config: Mapping[str, object]) -> str:
-    wrap = ARCHITECTURE.multimodal
-    assert wrap is not None
-    return wrap.prefix if wrap.text_config(hf_config) is None else wrap.wrapped_prefix
+    return declared_tensors(stored, hf_config)

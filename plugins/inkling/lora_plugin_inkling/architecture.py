@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from lora_plugin_inkling.model.config_spellings import SPELLINGS
 from lora_plugin_inkling.model.layer_kinds import DENSE, GLOBAL, SLIDING, SPARSE
 from lora_plugin_inkling.model.tiny_config import TINY_CONFIG
 from lora_plugin_inkling.model.weights import BASE_WEIGHTS
+from lora_plugin_inkling.official import OFFICIAL
 from lora_plugins_sdk import Architecture, Concat, Multimodal, OnlyLayers, Projection, Site, SiteKind
 
 _HF = "model.layers.{layer}"
@@ -74,6 +76,8 @@ ARCHITECTURE = Architecture(
     left_alone=("model.vision_tower.*", "model.audio_tower.*", "model.visual.*", "model.audio.*", "model.mtp.*"),
     vocabulary="unpadded_vocab_size",
     fallbacks={"unpadded_vocab_size": "vocab_size"},
+    spellings=SPELLINGS,
+    adapter_schemas=(OFFICIAL,),
     tiny_config=TINY_CONFIG,
     # Queries and keys of unit length hardly choose, and the factors before them would hardly move.
     tiny_values={"*.q_norm.weight": 2.0, "*.k_norm.weight": 2.0},

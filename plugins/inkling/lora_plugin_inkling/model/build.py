@@ -16,7 +16,20 @@ from lora_plugins_sdk.hosts.hf_fields import unsupported_fields
 from lora_plugins_sdk.hosts.sizes import padded_vocab_size
 
 # Other values of these fields mean another model.
-_BUILT = {"hidden_act": "silu", "attention_dropout": 0.0, "shared_expert_sink": True}
+_BUILT = {
+    "hidden_act": "silu",
+    "attention_dropout": 0.0,
+    "shared_expert_sink": True,
+    "q_bias": False,
+    "o_bias": False,
+    "use_embed_norm": True,
+    "use_sconv": True,
+    "use_gate_bias": True,
+    "use_global_scale": True,
+    "gate_activation": "sigmoid",
+    "norm_after_topk": True,
+    "final_logit_softcapping": None,
+}
 
 # TransformerConfig field -> HF config.
 _SIZES = {
@@ -63,7 +76,7 @@ def build_model(
     raise_if_any("This Inkling model cannot be built:", problems)
     fields = read_fields(dims)
     model = {field: dims.resolve(name) for field, name in _SIZES.items()} | dict(
-        layernorm_epsilon=hf_config.get("rms_norm_eps", 1e-6),
+        layernorm_epsilon=dims.config.get("rms_norm_eps", 1e-6),
         normalization="RMSNorm",
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,

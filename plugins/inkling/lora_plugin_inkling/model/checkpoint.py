@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lora_plugin_inkling.architecture import ARCHITECTURE
 from lora_plugin_inkling.model.published import MODEL, PREFIX, pairing_of
 from lora_plugins_sdk import BaseTensors
 
 _HEAD = "lm_head.weight"
 
 
-def declared_tensors(stored: BaseTensors, vocabulary: int, prefix: str) -> BaseTensors:
-    """The view of a checkpoint in transformers' or the published layout.
+def declared_tensors(stored: BaseTensors, hf_config: Mapping[str, object]) -> BaseTensors:
+    """The view of a checkpoint in transformers' or the published layout, its head with a row for each token.
 
     Args:
         stored: the tensors of its files.
-        vocabulary: rows of the head that belong to a token.
-        prefix: what transformers' names of the language model begin with: `model.`, or longer in a multimodal one.
+        hf_config: its config.
     """
+    assert ARCHITECTURE.multimodal is not None
     if any(name.startswith(PREFIX) for name in stored.names()):
-        stored = _FromPublished(stored, prefix)
-    return _Trimmed(stored, vocabulary)
+        stored = _FromPublished(stored, ARCHITECTURE.multimodal.prefix_in(hf_config))
+    return _Trimmed(stored, ARCHITECTURE.dims(hf_config).resolve(ARCHITECTURE.vocabulary))
 
 
 class _View:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lora_plugins_sdk import Diagnostic, ModelDims, RunFacts
+from lora_plugin_inkling.model.layer_kinds import ATTENTION, MLP
+from lora_plugins_sdk import Diagnostic, LayerTypes, LoraError, ModelDims, RunFacts
 
-GLOBAL, SLIDING = "hybrid", "hybrid_sliding"
-DENSE, SPARSE = "dense", "sparse"
+GLOBAL, SLIDING = ATTENTION.types
+DENSE, SPARSE = MLP.types
 RECOMPUTED = ("core_attn", "layernorm", "mlp")
 """Parts of a layer that selective recompute may name: the attention itself, the norm before routed experts, and the MLP
 of dense layers, as in megatron-core."""
@@ -98,8 +99,8 @@ def read_fields(dims: ModelDims) -> InklingFields:
                 kernel=kernel,
             ),
         },
-        layer_types=config["layer_types"],
-        mlp_types=config["mlp_layer_types"],
+        layer_types=_types(ATTENTION, dims),
+        mlp_types=_types(MLP, dims),
         kernel=kernel,
         shared=dims.resolve("n_shared_experts"),
         route_scale=config.get("route_scale", 8.0),
@@ -107,19 +108,18 @@ def read_fields(dims: ModelDims) -> InklingFields:
     )
 
 
+def _types(kinds: LayerTypes, dims: ModelDims) -> Sequence[str]:
+    return kinds.resolve(dims, dims.resolve("num_hidden_layers"))
+
+
 def layer_problems(dims: ModelDims) -> list[Diagnostic]:
-    """Lists of layer types that are missing, of another length than the model, or name an unknown kind."""
-    layers = dims.resolve("num_hidden_layers")
-    problems = []
-    for key, known in (("layer_types", (GLOBAL, SLIDING)), ("mlp_layer_types", (DENSE, SPARSE))):
-        found = dims.config.get(key)
-        if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != layers:
-            reason = f"is no list of {layers} layer types"
-        elif set(found) - set(known):
-            reason = f"names {', '.join(sorted(map(str, set(found) - set(known))))}; known are {', '.join(known)}"
-        else:
-            continue
-        problems.append(Diagnostic(subject=key, reason=reason, cure="use the config.json that transformers writes"))
+    """Layer types that the config does not say, says for another number of layers, or contradicts."""
+    problems: list[Diagnostic] = []
+    for kinds in (ATTENTION, MLP):
+        try:
+            _types(kinds, dims)
+        except LoraError as error:
+            problems += error.diagnostics
     return problems
 
 
@@ -164,7 +164,7 @@ def run_problems(facts: RunFacts, dims: ModelDims) -> list[Diagnostic]:
                 cure="use context parallel size 1; split the sequence with sequence parallelism instead",
             )
         )
-    if facts.tp > 1 and not facts.sequence_parallel and SPARSE in dims.config.get("mlp_layer_types", ()):
+    if facts.tp > 1 and not facts.sequence_parallel and _has_experts(dims):
         problems.append(
             Diagnostic(
                 subject=f"tensor parallel size {facts.tp} without sequence parallelism",
@@ -174,6 +174,11 @@ def run_problems(facts: RunFacts, dims: ModelDims) -> list[Diagnostic]:
             )
         )
     return problems
+
+
+def _has_experts(dims: ModelDims) -> bool:
+    """Whether any layer is sparse, as far as the config says so."""
+    return not layer_problems(dims) and SPARSE in _types(MLP, dims)
 
 
 def override_problems(overrides: Mapping[str, Any]) -> list[Diagnostic]:

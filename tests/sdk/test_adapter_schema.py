@@ -1,0 +1,116 @@
+"""Adapters under the names of another schema: both directions from one declaration, and through an import."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from sdk_toy import ARCHITECTURE, HF_CONFIG
+from sdk_toy_host import ToyModel, randomize, toy_model
+from torch import Tensor
+
+from lora_plugins_sdk import (
+    AdapterSchema,
+    LoraConfig,
+    LoraError,
+    PeftAdapter,
+    SelectedPlugin,
+    attach,
+    export_adapter,
+    import_adapter,
+    module_names,
+)
+
+SCHEMA = AdapterSchema(
+    name="short",
+    prefix="net.",
+    wrappers=("model", "net"),
+    parts={"attn": "self_attn", "wq": "q_proj", "q": "q_proj", "w2": "down_proj", "head": "lm_head"},
+)
+MODULES = module_names(ARCHITECTURE, HF_CONFIG)
+PLUGIN = SelectedPlugin.of(replace(ARCHITECTURE, adapter_schemas=(SCHEMA,)))
+LORA = LoraConfig(rank=2, alpha=4, target_modules=("q_proj", "down_proj", "lm_head"))
+HEAD = "base_model.model.lm_head.lora_B.weight"
+
+
+def adapted(seed: int) -> ToyModel:
+    model = toy_model()
+    attach(model, PLUGIN, HF_CONFIG, LORA)
+    randomize(model, seed)
+    return model
+
+
+def saved() -> PeftAdapter:
+    return export_adapter(adapted(seed=1))
+
+
+def same(found: PeftAdapter, expected: PeftAdapter) -> bool:
+    return found.tensors.keys() == expected.tensors.keys() and all(
+        torch.equal(tensor, expected.tensors[name]) for name, tensor in found.tensors.items()
+    )
+
+
+def test_written_and_read() -> None:
+    written = SCHEMA.write(saved(), MODULES)
+    assert sorted(name.removesuffix(".lora_A.weight") for name in written.tensors if "lora_A" in name) == [
+        "base_model.model.head",
+        "base_model.model.net.layers.0.attn.wq",
+        "base_model.model.net.layers.0.mlp.w2",
+        "base_model.model.net.layers.1.attn.wq",
+        "base_model.model.net.layers.1.mlp.w2",
+    ]
+    assert written.config["target_modules"] == ["head", "w2", "wq"]
+    back = SCHEMA.read(written, MODULES)
+    assert same(back, saved()) and back.config == saved().config
+
+
+def test_hf_names_stay() -> None:
+    adapter = saved()
+    assert SCHEMA.read(adapter, MODULES) is adapter
+
+
+def test_an_import_reads_it() -> None:
+    """Whatever stands before a module, and the other name of a part."""
+    tensors = {
+        name.replace("base_model.model.net.", "base_model.model.model.net.").replace("wq", "q"): tensor
+        for name, tensor in SCHEMA.write(saved(), MODULES).tensors.items()
+    }
+    model = adapted(seed=2)
+    assert not same(export_adapter(model), saved())
+    import_adapter(model, replace(saved(), tensors=tensors))
+    assert same(export_adapter(model), saved())
+
+
+def test_what_the_schema_has_no_name_for() -> None:
+    adapter = saved()
+    whole = replace(adapter, tensors={**adapter.tensors, "base_model.model.model.norm.weight": torch.ones(12)})
+    with pytest.raises(LoraError, match=r"model\.norm\.weight: has no name in the short schema"):
+        SCHEMA.write(whole, MODULES)
+
+
+def test_what_is_read_and_belongs_nowhere_is_refused_by_the_import() -> None:
+    written = SCHEMA.write(saved(), MODULES)
+    other = "base_model.model.net.layers.7.attn.wq.lora_A.weight"
+    with pytest.raises(LoraError, match=r"layers\.7\.attn\.wq\.lora_A\.weight: has no place"):
+        import_adapter(adapted(seed=2), replace(written, tensors={**written.tensors, other: torch.zeros(2, 12)}))
+
+
+def with_rows(extra: Tensor) -> PeftAdapter:
+    adapter = saved()
+    return replace(adapter, tensors={**adapter.tensors, HEAD: torch.cat([adapter.tensors[HEAD], extra])})
+
+
+def test_rows_of_a_padded_vocabulary_are_cut() -> None:
+    """B42: HF's head may have rows for no token; a B that was trained beside them is zero there."""
+    model = adapted(seed=2)
+    import_adapter(model, with_rows(torch.zeros(3, 2)))
+    assert same(export_adapter(model), saved())
+
+
+@pytest.mark.parametrize("value", [1.0, float("nan")])
+def test_padding_rows_that_were_trained_are_refused(value: float) -> None:
+    """B42: they would be dropped."""
+    model = adapted(seed=2)
+    before = export_adapter(model)
+    with pytest.raises(LoraError, match=r"lm_head\.lora_B\.weight: has 8 rows, and not all beyond the 7 of the vocab"):
+        import_adapter(model, with_rows(torch.full((1, 2), value)))
+    assert same(export_adapter(model), before)
