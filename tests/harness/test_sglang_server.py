@@ -64,6 +64,20 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path):
     assert not (tmp_path / "engine.log").exists()
 
 
+def test_the_port_is_the_servers_from_the_start(tmp_path: Path):
+    """Many seconds pass until it serves; neither another run nor a connection's near end may take it meanwhile."""
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nexec sleep 1000\n")
+    script.chmod(0o755)
+    server = SglangServer({}, log=tmp_path / "engine.log", python=script)
+    with pytest.raises(LoraError, match=rf"rollout\.sglang\.port = {server.port}: cannot be served on"):
+        SglangServer({}, log=tmp_path / "other.log", python=script, port=server.port)
+    assert not HttpClient(server.url).healthy(), "nothing answers there yet"
+    server.stop()
+    again = SglangServer({}, log=tmp_path / "engine.log", python=script, port=server.port)
+    again.stop()
+
+
 def test_a_server_that_is_not_there(tmp_path: Path):
     with socket.socket() as probe:
         probe.bind((HOST, 0))

@@ -1,18 +1,20 @@
 """Runs one SGLang server; started by `server.py` with the interpreter that has SGLang, as a file of its own.
 
-That interpreter need not have the harness, so this file imports nothing of it. Three things differ from SGLang's own
+That interpreter need not have the harness, so this file imports nothing of it. Four things differ from SGLang's own
 launcher: the arguments come as JSON, under the names that SGLang's `Engine` takes; what is wrong with them is told in
-one line that starts with `PROBLEM`; and the server ends when the process at the other end of its standard input ends,
-however that ended.
+one line that starts with `PROBLEM`; it serves on a socket that listens already, whose file descriptor it is given; and
+the server ends when the process at the other end of its standard input ends, however that ended.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from typing import Any, NoReturn
@@ -68,6 +70,19 @@ def _refuse_cpu_without_plugin(arguments: dict[str, Any]) -> None:
         )
 
 
+def _serve_on(descriptor: int) -> None:
+    """Make uvicorn accept on this socket.
+
+    Its own bind comes last, when others may have taken the port meanwhile, and then it waits for a warm-up that asks at
+    that very port.
+    """
+    import uvicorn  # pyright: ignore[reportMissingImports]
+
+    os.set_inheritable(descriptor, False)
+    listening = socket.socket(fileno=descriptor)
+    uvicorn.Server.run = functools.partialmethod(uvicorn.Server.run, sockets=[listening])
+
+
 def main() -> None:
     # Python puts this file's directory first, where SGLang would find our modules in place of others of the same name.
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
@@ -80,6 +95,7 @@ def main() -> None:
     from sglang.launch_server import run_server  # pyright: ignore[reportMissingImports]
     from sglang.srt.plugins import load_plugins  # pyright: ignore[reportMissingImports]
 
+    _serve_on(int(sys.argv[2]))
     load_plugins()
     run_server(server_args)
 

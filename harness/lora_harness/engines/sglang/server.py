@@ -50,30 +50,34 @@ class SglangServer:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.label = label
-        self.port = _claim(port)
         interpreter = str(python or sys.executable)
         settings = log.with_suffix(".json")
         self._log = LogTail(log)
-        with writable(log.parent):
-            settings.write_text(json.dumps({**arguments, "host": HOST, "port": self.port}, indent=2), encoding="utf-8")
-            output = log.open("ab")
-        with output:
-            try:
-                # A pipe of its own as standard input: the server ends when it is closed, also by the kernel.
-                self._process = subprocess.Popen(
-                    [interpreter, serve.__file__, str(settings)],
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    env={**os.environ, **(environment or {})},
-                )
-            except OSError as error:
-                raise LoraError(
-                    f"rollout.sglang.python = {interpreter!r}",
-                    reason=f"cannot be started ({error.strerror})",
-                    cure="give the path of a Python interpreter that has SGLang",
-                ) from None
+        # From here on the port is the server's: nobody else can listen there, also while it loads.
+        with _listen(port) as listening:
+            self.port: int = listening.getsockname()[1]
+            with writable(log.parent):
+                served = {**arguments, "host": HOST, "port": self.port}
+                settings.write_text(json.dumps(served, indent=2), encoding="utf-8")
+                output = log.open("ab")
+            with output:
+                try:
+                    # A pipe of its own as standard input: the server ends when it is closed, also by the kernel.
+                    self._process = subprocess.Popen(
+                        [interpreter, serve.__file__, str(settings), str(listening.fileno())],
+                        stdin=subprocess.PIPE,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                        pass_fds=[listening.fileno()],
+                        env={**os.environ, **(environment or {})},
+                    )
+                except OSError as error:
+                    raise LoraError(
+                        f"rollout.sglang.python = {interpreter!r}",
+                        reason=f"cannot be started ({error.strerror})",
+                        cure="give the path of a Python interpreter that has SGLang",
+                    ) from None
 
     @property
     def log(self) -> Path:
@@ -152,20 +156,22 @@ class SglangServer:
         return None
 
 
-def _claim(port: int | None) -> int:
-    """`port`, or one that is free now."""
-    with socket.socket() as probe:
-        # As servers do: a port whose last connections linger may be taken again.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port or 0))
-        except OSError as error:
-            raise LoraError(
-                f"rollout.sglang.port = {port}",
-                reason=f"cannot be served on ({error.strerror})",
-                cure="choose a free port, or leave the option out for one that is found",
-            ) from None
-        return probe.getsockname()[1]
+def _listen(port: int | None) -> socket.socket:
+    """A socket that listens at `port`, or at a free one."""
+    listening = socket.socket()
+    # A port whose last connections linger may be taken again.
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((HOST, port or 0))
+        listening.listen()
+    except OSError as error:
+        listening.close()
+        raise LoraError(
+            f"rollout.sglang.port = {port}",
+            reason=f"cannot be served on ({error.strerror})",
+            cure="choose a free port, or leave the option out for one that is found",
+        ) from None
+    return listening
 
 
 def _exit_words(code: int) -> str:
