@@ -14,13 +14,14 @@ from lora_plugins_sdk.adapter_files import adapter_directory, adapter_weights
 from lora_plugins_sdk.adapter_meta import AdapterOrigin
 from lora_plugins_sdk.dims import read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
-from lora_plugins_sdk.offline.adapter import PlainAdapter, read_plain_adapter
+from lora_plugins_sdk.offline.adapter import PlainAdapter, plain_adapter, read_plain_adapter
 from lora_plugins_sdk.offline.fit import trained_wholes
-from lora_plugins_sdk.offline.origin import origin_problems, serving_form
+from lora_plugins_sdk.offline.origin import origin_problems
 from lora_plugins_sdk.peft_config import minimal_config
 from lora_plugins_sdk.peft_files import PeftAdapter, write_adapter
 from lora_plugins_sdk.serving.sglang import ENGINE as SGLANG
 from lora_plugins_sdk.serving.sglang import for_sglang
+from lora_plugins_sdk.serving.sglang_import import from_sglang
 from lora_plugins_sdk.staging import refuse_output
 from lora_plugins_sdk.weight_files import read_weight_files
 
@@ -60,7 +61,7 @@ def export_files(
     """Export an adapter directory, or the adapter of a checkpoint. The same adapter gives the same bytes.
 
     Args:
-        source: PEFT directory, checkpoint or finished run.
+        source: PEFT directory, checkpoint or finished run; an export for an engine is turned back first.
         output: directory to make; appears whole or not at all.
         form: one of `FORMS`.
         base: HF directory of the base. An engine's form follows its config; left out, the directory that the adapter's
@@ -68,8 +69,8 @@ def export_files(
         max_shard_bytes: as for `write_adapter`.
 
     Raises:
-        LoraError: the adapter is damaged, no plain LoRA or of another base; the engine cannot serve it; the output
-            exists or cannot be written.
+        LoraError: the adapter is damaged, no plain LoRA or of another base; the engine cannot serve it; an engine's
+            export cannot be turned back; the output exists or cannot be written.
     """
     if form not in FORMS:
         raise LoraError(f"form {form!r}", reason="is unknown", cure=f"use one of {', '.join(FORMS)}")
@@ -77,15 +78,19 @@ def export_files(
     refuse_output(output)
     adapter = read_plain_adapter(adapter_directory(source))
     base = None if base is None else Path(base)
-    problems = [*serving_form(adapter)] if base is None else [*origin_problems(adapter, base)]
+    left_out: dict[str, str] = {}
+    if adapter.saved.origin is not None and adapter.saved.origin.engine == SGLANG:
+        base = _base(adapter, base)
+        adapter, left_out = _back_from_sglang(adapter, base)
+    problems = [] if base is None else [*origin_problems(adapter, base)]
     raise_if_any(f"{adapter.directory} cannot be exported:", [*problems, *_wholes(adapter, base)])
     plain = {name: tensor for name, tensor in adapter.saved.tensors.items() if ".lora_" in name}
-    left_out = {name: "the base's own weight" for name in adapter.saved.tensors.keys() - plain.keys()}
+    left_out |= {name: "the base's own weight" for name in adapter.saved.tensors.keys() - plain.keys()}
     arguments: tuple[str, ...] = ()
     if form == PEFT:
         exported = _for_peft(adapter, plain)
     else:
-        served = for_sglang(plain, adapter.config, _hf_config(adapter, base))
+        served = for_sglang(plain, adapter.config, read_hf_config(_base(adapter, base)))
         left_out |= {module: "its delta is zero, and SGLang serves no LoRA there" for module in served.left_out}
         exported = PeftAdapter(
             tensors=served.tensors,
@@ -124,8 +129,19 @@ def _wholes(adapter: PlainAdapter, base: Path | None) -> Iterator[Diagnostic]:
         )
 
 
-def _hf_config(adapter: PlainAdapter, base: Path | None) -> Mapping[str, Any]:
-    """The base's config."""
+def _back_from_sglang(adapter: PlainAdapter, base: Path) -> tuple[PlainAdapter, dict[str, str]]:
+    """The adapter in PEFT's form, and what of it is not needed there."""
+    saved = adapter.saved
+    assert saved.origin is not None
+    found = from_sglang(saved.tensors, saved.config, read_hf_config(base), read_weight_files(base).where)
+    peft = PeftAdapter(tensors=found.tensors, config=found.config, origin=replace(saved.origin, engine=None))
+    return plain_adapter(peft, adapter.directory), {
+        module: "its factors are zeros, as SGLang needs them beside others" for module in found.left_out
+    }
+
+
+def _base(adapter: PlainAdapter, base: Path | None) -> Path:
+    """The base's directory, given or named by the adapter."""
     named = adapter.config.get("base_model_name_or_path")
     if base is None and isinstance(named, str) and os.path.isfile(Path(named) / "config.json"):
         base = Path(named)
@@ -135,7 +151,7 @@ def _hf_config(adapter: PlainAdapter, base: Path | None) -> Mapping[str, Any]:
             reason=f"is needed: the form depends on the base's config.json, and {named!r} is no directory here",
             cure="give the HF directory of the base",
         )
-    return read_hf_config(base)
+    return base
 
 
 def _sglang_arguments(config: Mapping[str, Any], output: Path, shared_outer: bool | None) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ def origin_problems(adapter: PlainAdapter, base: Path) -> Iterator[Diagnostic]:
     Raises:
         LoraError: the base cannot be read.
     """
-    yield from serving_form(adapter)
+    yield from _serving_form(adapter)
     origin = adapter.saved.origin
     if origin is None or origin.base_fingerprint in (None, base_fingerprint(base)):
         return
@@ -33,12 +33,12 @@ def origin_problems(adapter: PlainAdapter, base: Path) -> Iterator[Diagnostic]:
     )
 
 
-def serving_form(adapter: PlainAdapter) -> Iterator[Diagnostic]:
+def _serving_form(adapter: PlainAdapter) -> Iterator[Diagnostic]:
     """An adapter in an engine's terms is for that engine alone."""
     origin = adapter.saved.origin
     if origin is not None and origin.engine is not None:
         yield Diagnostic(
             subject=str(adapter.directory),
             reason=f"is an export for {origin.engine}, under names and targets of that engine's own",
-            cure="give the PEFT directory that it was exported from",
+            cure="give the PEFT directory that it was exported from, or one made of it with `lora-plugins export`",
         )

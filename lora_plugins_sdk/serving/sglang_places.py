@@ -6,11 +6,13 @@ Taken from `sglang.srt.lora` (`lora.py`, `utils.py`, `mem_pool.py`) of SGLang 0.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_IN_LAYER = re.compile(r"(?:model\.|language_model\.|llm\.)*layers\.(?P<layer>\d+)\.(?P<path>.+)")
+from lora_plugins_sdk.errors import LoraError
+
+_IN_LAYER = re.compile(r"(?:model\.|language_model\.|llm\.)*(?P<layers>layers)\.(?P<layer>\d+)\.(?P<path>.+)")
 _EXPERT = re.compile(r"mlp\.experts\.(?:(?P<expert>\d+)\.)?(?P<leaf>\w+)")
 _MLP = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
 _QKV = {f"self_attn.{leaf}": "qkv_proj" for leaf in ("q_proj", "k_proj", "v_proj")}
@@ -87,6 +89,39 @@ def place_of(module: str, family: str = "usual") -> Place | None:
         )
     name, target = _INKLING.get(path, ("", "")) if family == "inkling" else (path, _USUAL.get(path, ""))
     return Place(module=f"layers.{layer}.{name}", target=target, layer=layer) if target else None
+
+
+def peft_path(path: str, family: str = "usual") -> str:
+    """The HF path of a module that SGLang has; the inverse of `place_of`'s `module`, but for `in_proj_qkv`.
+
+    Args:
+        path: for example `layers.0.attn.wq_du`.
+        family: see `family_of`.
+    """
+    found = _IN_LAYER.fullmatch(path)
+    if found is None or family != "inkling":
+        return path
+    hf = {name: leaf for leaf, (name, _) in _INKLING.items()}
+    return f"layers.{found['layer']}.{hf.get(found['path'], found['path'])}"
+
+
+def layer_prefix(base_names: Iterable[str]) -> str:
+    """What the names of a base's layers begin with, before `layers.`.
+
+    Args:
+        base_names: its tensor names.
+
+    Raises:
+        LoraError: nothing, or more than one thing.
+    """
+    found = {name[: match.start("layers")] for name in base_names if (match := _IN_LAYER.fullmatch(name))}
+    if len(found) != 1:
+        raise LoraError(
+            "base",
+            reason=f"its layers' names begin with {' and '.join(sorted(found)) or 'nothing known'}",
+            cure="give the HF directory of the base that the adapter was exported for",
+        )
+    return found.pop()
 
 
 def served_leaves(family: str = "usual") -> list[str]:

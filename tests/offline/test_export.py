@@ -114,12 +114,22 @@ def test_sglangs_form(place: Path, source: Path) -> None:
 def test_an_engines_form_goes_no_further(place: Path, source: Path) -> None:
     """B29: under other names it would fit nowhere, or somewhere else."""
     export_files(source, place / "out", form="sglang", base=place / "base")
-    for use in (
-        lambda: export_files(place / "out", place / "again"),
-        lambda: plan_merge(place / "base", place / "out", place / "merged"),
-    ):
-        with pytest.raises(LoraError, match=r"is an export for sglang.*give the PEFT directory"):
-            use()
+    with pytest.raises(LoraError, match=r"is an export for sglang.*give the PEFT directory"):
+        plan_merge(place / "base", place / "out", place / "merged")
+
+
+def test_an_engines_form_can_be_turned_back(place: Path, source: Path) -> None:
+    export_files(source, place / "out", form="sglang", base=place / "base")
+    report = export_files(place / "out", place / "again", base=place / "base")
+    assert same(place / "again", adapter_tensors(SERVED)) and report.left_out
+    assert all("are zeros" in reason for reason in report.left_out.values())
+    back, first = read_adapter(place / "again"), read_adapter(source / "adapter")
+    assert back.origin == first.origin and back.config["target_modules"] == ["down_proj", "q_proj"]
+    plan_merge(place / "base", place / "again", place / "merged")
+    export_files(place / "out", place / "twice", form="sglang", base=place / "base")
+    assert same(place / "twice", dict(read_adapter(place / "out").tensors))
+    with pytest.raises(LoraError, match=r"--base: is needed"):
+        export_files(place / "out", place / "other")
 
 
 def test_the_base_is_where_the_config_says_or_asked_for(place: Path) -> None:
