@@ -98,16 +98,22 @@ def _pairs(tensors: Mapping[str, Tensor]) -> dict[str, Pair]:
 
 def _joined(stem: str, parts: Mapping[str, Pair]) -> Pair:
     """One `in_proj_qkv` of its three row blocks."""
-    import torch
-
     first = next(iter(parts.values()))
-    if parts.keys() != set("qkv") or any(not torch.equal(one.a, first.a) for one in parts.values()):
+    if parts.keys() != set("qkv") or any(_differ(one.a, first.a) for one in parts.values()):
         raise LoraError(
             f"{stem}q, {stem}k and {stem}v",
             reason="have different lora_A; the base has one projection for the three, with one lora_A",
             cure="merge the adapter where it is served, or give the PEFT directory that it was made from",
         )
-    return Pair(a=first.a, b=torch.cat([parts[part].b for part in "qkv"]))
+    rows = [parts[part].b for part in "qkv"]
+    b = first.b.new_empty((sum(len(one) for one in rows), first.b.shape[-1]))
+    for block, one in zip(b.split([len(one) for one in rows]), rows, strict=True):
+        block.copy_(one)
+    return Pair(a=first.a, b=b)
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return one.shape != other.shape or bool((one != other).any())
 
 
 def _unknown(name: str) -> LoraError:
