@@ -10,7 +10,7 @@ from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.errors import Diagnostic, LoraError
 from lora_plugins_sdk.hookspecs import hookimpl
-from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.run import RunFacts, needless_expert_sizes, needless_for_experts
 from lora_plugins_sdk.site import EXPERT, Site, SiteKind, packed_name
 from lora_plugins_sdk.stacks import from_stack, to_stack
 from lora_plugins_sdk.table import ParamRow, SitePlan, site_layout, tensor_parallel_size
@@ -55,16 +55,9 @@ def lora_validate_run(
 
 def _needless(lora: LoraConfig, facts: RunFacts) -> Iterator[Diagnostic]:
     """What only experts need, asked for where there are none."""
-    asked = {
-        f"expert parallel size {facts.ep}": facts.ep > 1,
-        f"expert tensor parallel size {facts.etp}": facts.etp != facts.tp,
-        f"expert_sharing {lora.expert_sharing!r}": lora.expert_sharing != "none",
-    }
-    for subject, given in asked.items():
-        if given:
-            yield Diagnostic(
-                subject=subject, reason="has no effect on a model without routed experts", cure="leave it out"
-            )
+    yield from needless_expert_sizes(facts)
+    if lora.expert_sharing != "none":
+        yield needless_for_experts(f"expert_sharing {lora.expert_sharing!r}")
 
 
 def _expert_problems(site: Site, dims: ModelDims, facts: RunFacts) -> Iterator[Diagnostic]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.errors import Diagnostic, LoraError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,3 +83,19 @@ class RunFacts:
         need another data-parallel reduction.
         """
         return self.ep > 1 or self.etp != self.tp
+
+
+def needless_expert_sizes(facts: RunFacts) -> Iterator[Diagnostic]:
+    """Parallel sizes that only routed experts need, for a model that has none."""
+    asked = {
+        f"expert parallel size {facts.ep}": facts.ep > 1,
+        f"expert tensor parallel size {facts.etp}": facts.etp != facts.tp,
+    }
+    for subject, given in asked.items():
+        if given:
+            yield needless_for_experts(subject)
+
+
+def needless_for_experts(subject: str) -> Diagnostic:
+    """An option of routed experts, for a model that has none."""
+    return Diagnostic(subject=subject, reason="has no effect on a model without routed experts", cure="leave it out")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.errors import Diagnostic
-from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.run import RunFacts, needless_expert_sizes
 
 
 def padded_vocab_size(vocab_size: int, tp: int) -> int:
@@ -59,13 +59,13 @@ def hybrid_size_fields(dims: ModelDims) -> dict[str, int]:
 
 
 def dense_size_problems(facts: RunFacts, dims: ModelDims) -> list[Diagnostic]:
-    """Sizes that the parallel run does not divide, each with the way out.
+    """Sizes that the parallel run does not divide, and parallel sizes of experts, each with the way out.
 
     Raises:
         LoraError: the config lacks one of the sizes.
     """
     mlp = ("intermediate_size", facts.tp, "tensor", "every rank holds an equal part of the MLP")
-    return _problems(dims, [*_attention_rules(facts), mlp, _stages(facts)])
+    return [*needless_expert_sizes(facts), *_problems(dims, [*_attention_rules(facts), mlp, _stages(facts)])]
 
 
 def hybrid_size_problems(facts: RunFacts, dims: ModelDims) -> list[Diagnostic]:

@@ -37,6 +37,20 @@ def test_every_indivisible_size_is_named(facts: RunFacts, wrong: list[str]) -> N
     assert all("parallel size that divides" in one.cure for one in problems)
 
 
+@pytest.mark.parametrize(
+    ("facts", "wrong"),
+    [
+        (RunFacts(dp=2, ep=2), ["expert parallel size 2"]),
+        (RunFacts(tp=3, etp=1), ["expert tensor parallel size 1"]),
+        (RunFacts(tp=3, dp=2, ep=2, etp=1), ["expert parallel size 2", "expert tensor parallel size 1"]),
+    ],
+)
+def test_sizes_of_experts_on_a_model_without_them(facts: RunFacts, wrong: list[str]) -> None:
+    problems = dense_size_problems(facts, ModelDims(SIZES))
+    assert [one.subject for one in problems] == wrong
+    assert all("without routed experts" in one.reason for one in problems)
+
+
 HYBRID = SIZES | {
     "linear_num_key_heads": 3,
     "linear_num_value_heads": 6,

@@ -56,6 +56,12 @@ def test_all_problems_are_shown_together() -> None:
     assert "use a tensor parallel size that divides 2" in str(error.value)
 
 
+def test_experts_are_not_spread_where_there_are_none() -> None:
+    run = ParallelRun(facts=RunFacts(dp=2, ep=2))
+    with pytest.raises(LoraError, match="expert parallel size 2: has no effect on a model without routed experts"):
+        build_model(CONFIG, run)
+
+
 def _built() -> dict[str, Any]:
     model = build_model(CONFIG, current_run(), dtype=torch.bfloat16, overrides={"variable_seq_lengths": True})
     norms = [module for module in model.modules() if hasattr(module, "eps")]
