@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lora_plugins_sdk.errors import LoraError
-from lora_plugins_sdk.serving.sglang_places import Place, family_of, text_config
+from lora_plugins_sdk.serving.sglang_places import Place, family_of, is_delta_net_hybrid, text_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,8 +22,6 @@ _GROUPS = {
     _QKVZ: ("linear_attn.in_proj_q", "linear_attn.in_proj_k", "linear_attn.in_proj_v", "linear_attn.in_proj_z"),
     "qkvr": ("attn.wq_du", "attn.wk_dv", "attn.wv_dv", "attn.wr_du"),
 }
-# Families whose q_proj carries an output gate as wide as the queries.
-_GATED = ("qwen3_5", "qwen3_next")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +97,7 @@ def _width(member: str, hf_config: Mapping[str, Any]) -> int:
     config = text_config(hf_config)
     heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads")
     keys, values = config.get("linear_num_key_heads"), config.get("linear_num_value_heads")
-    gate = 2 if str(config.get("model_type", "")).startswith(_GATED) else 1
+    gate = 2 if is_delta_net_hybrid(config) else 1  # an output gate as wide as the queries
     head_dim = config.get("head_dim") or _quotient(config.get("hidden_size"), heads)
     factors: dict[str, tuple[object, ...]] = {
         "self_attn.q_proj": (heads, head_dim, gate),

@@ -68,6 +68,11 @@ def family_of(hf_config: Mapping[str, Any]) -> str:
     return "inkling" if str(text_config(hf_config).get("model_type", "")).startswith("inkling") else "usual"
 
 
+def is_delta_net_hybrid(hf_config: Mapping[str, Any]) -> bool:
+    """Whether the model is of the Qwen3-Next and Qwen3.5 kind: gated delta nets and attention with output gates."""
+    return str(text_config(hf_config).get("model_type", "")).startswith(("qwen3_5", "qwen3_next"))
+
+
 def place_of(module: str, family: str = "usual") -> Place | None:
     """Where SGLang has a HF module; None when it cannot serve LoRA there.
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from lora_sglang_cpu import base, gated_delta_net, head_lora, moe_lora, request_seeds
+from lora_sglang_cpu import base, gated_delta_net, head_lora, moe_lora, request_seeds, widths
 from lora_sglang_cpu.hook import Hook, register
 
-HOOKS: tuple[Hook, ...] = (*request_seeds.HOOKS, *head_lora.HOOKS, *moe_lora.HOOKS, *gated_delta_net.HOOKS)
+HOOKS: tuple[Hook, ...] = (
+    *request_seeds.HOOKS,
+    *widths.HOOKS,
+    *head_lora.HOOKS,
+    *moe_lora.HOOKS,
+    *gated_delta_net.HOOKS,
+)
 
 
 def install() -> None:

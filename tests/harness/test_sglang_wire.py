@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import Any
 
@@ -85,6 +86,7 @@ def arguments(**changes: Any) -> dict[str, Any]:
         max_running_requests=4,
         context=64,
         recurrent=False,
+        config_keys={},
         lora=LORA,
         cpu=True,
         given={},
@@ -102,9 +104,10 @@ def test_arguments_follow_from_the_run():
     assert arguments(lora=outer)["experts_shared_outer_loras"] is True
     merge = arguments(lora=None, cpu=False, given={"tp_size": 2})
     assert "enable_lora" not in merge and "device" not in merge and merge["tp_size"] == 2
-    assert "max_mamba_cache_size" not in found
-    hybrid = arguments(recurrent=True)
+    assert "max_mamba_cache_size" not in found and "json_model_override_args" not in found
+    hybrid = arguments(recurrent=True, config_keys={"full_attention_interval": 2})
     assert (hybrid["disable_radix_cache"], hybrid["max_mamba_cache_size"]) == (True, 16)
+    assert json.loads(hybrid["json_model_override_args"]) == {"full_attention_interval": 2}
     assert arguments(given={"max_total_tokens": 99})["max_total_tokens"] == 99, "the user's word wins on a CPU too"
 
 
@@ -123,12 +126,12 @@ SERVER = {"dp_size": 1, "enable_lora": True, "max_lora_rank": 16, "max_loras_per
     ],
 )
 def test_a_server_that_does_not_fit_is_told_how_to_start(changes: dict[str, Any], reason: str, cure: str):
-    assert not list(misfits("u", {**SERVER, "lora_target_modules": ["all"]}, LORA))
-    [found] = misfits("u", {**SERVER, **changes}, LORA)
+    assert not list(misfits("u", {**SERVER, "lora_target_modules": ["all"]}, LORA, {}))
+    [found] = misfits("u", {**SERVER, **changes}, LORA, {})
     assert reason in found.reason and cure in found.cure
 
 
 def test_merged_weights_need_a_server_without_lora():
-    assert not list(misfits("u", {"dp_size": 1}, None))
-    [found] = misfits("u", SERVER, None)
+    assert not list(misfits("u", {"dp_size": 1}, None, {}))
+    [found] = misfits("u", SERVER, None, {})
     assert "was started with LoRA" in found.reason

@@ -27,8 +27,9 @@ FIELDS: dict[str, Any] = dict(
     linear_key_head_dim=16,
     linear_value_head_dim=16,
     linear_conv_kernel_dim=4,
-    moe_intermediate_size=32,
-    shared_expert_intermediate_size=64,  # a multiple of 32, to which SGLang pads widths on a CPU, but not adapters
+    # No multiples of 32, to which SGLang pads widths for its own CPU kernels, but not adapters.
+    moe_intermediate_size=36,
+    shared_expert_intermediate_size=52,
     num_experts=8,
     num_experts_per_tok=2,
     layer_types=["linear_attention", "full_attention"] * 2,

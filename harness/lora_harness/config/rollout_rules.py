@@ -26,6 +26,7 @@ _OURS = {
     "max_loaded_loras": "use rollout.sglang.keep",
     "enable_memory_saver": "remove it: engines keep their weights for the whole run, and are not put to sleep",
     "experts_shared_outer_loras": "remove it: it follows from the adapter",
+    "json_model_override_args": "change the model's config.json, which the trainer reads too",
 }
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lora_harness.engines.base import EngineCapabilities
+from lora_harness.engines.sglang.base_fit import refuse_unfit_base
 from lora_plugins_sdk import derive_table, load_plugin, read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 from lora_plugins_sdk.serving.sglang_places import HELD_AT_ZERO, family_of, served_leaves
@@ -48,12 +49,14 @@ def refuse_unservable(config: TrainConfig, facts: RunFacts) -> None:
         facts: the run's parallel sizes.
 
     Raises:
-        LoraError: no plugin for the model, a target that it does not have, or factors that the engine and its mode
-            cannot serve; each projection is listed once.
+        LoraError: a base that SGLang cannot serve, no plugin for the model, a target that it does not have, or factors
+            that the engine and its mode cannot serve; each projection is listed once.
     """
+    hf_config = read_hf_config(config.model.path)
+    if config.rollout.sglang is not None:
+        refuse_unfit_base(config.rollout.sglang, hf_config)
     if config.rollout.train_only:
         return
-    hf_config = read_hf_config(config.model.path)
     plugin = load_plugin(str(hf_config.get("model_type")), plugin=config.model.plugin)
     table = derive_table(plugin, hf_config, lora_of_run(config, plugin, hf_config, facts), facts)
     able = engine_capabilities(config.rollout, hf_config, max_rank=config.lora.rank)

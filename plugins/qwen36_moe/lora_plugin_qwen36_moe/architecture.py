@@ -69,8 +69,9 @@ ARCHITECTURE = Architecture(
     quickstart_config={
         "model_type": "qwen3_5_moe_text",
         "hidden_size": 128,
-        "num_hidden_layers": 3,
-        "layer_types": ["full_attention", "linear_attention", "full_attention"],
+        "num_hidden_layers": 4,
+        # At an interval, as in the published models: SGLang knows no other.
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 32,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ def engine_arguments(
     max_running_requests: int,
     context: int,
     recurrent: bool,
+    config_keys: Mapping[str, Any],
     lora: LoraSettings | None,
     cpu: bool,
     given: Mapping[str, Any],
@@ -46,6 +48,7 @@ def engine_arguments(
         max_running_requests: sequences decoded together.
         context: longest sequence of the model, in tokens.
         recurrent: whether the model has gated delta nets.
+        config_keys: what SGLang's config of the model needs on top of `config.json`.
         lora: None for an engine without adapters.
         cpu: whether to run without an accelerator.
         given: the user's own arguments, which win over the CPU's.
@@ -58,6 +61,8 @@ def engine_arguments(
         # Token ids go in and out; tokenizing would only cost time.
         "skip_tokenizer_init": True,
     }
+    if config_keys:
+        arguments["json_model_override_args"] = json.dumps(config_keys)
     if cpu:
         cache = max(context, min(_CPU_CACHE_TOKENS, max_running_requests * context))
         arguments |= {**CPU_ARGUMENTS, "max_total_tokens": cache}

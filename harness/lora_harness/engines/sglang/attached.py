@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,12 +13,13 @@ from lora_harness.engines.sglang.sync.package import LoraSettings
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 
 
-def refuse_unfit(group: EngineGroup, lora: LoraSettings | None) -> None:
+def refuse_unfit(group: EngineGroup, lora: LoraSettings | None, config_keys: Mapping[str, Any]) -> None:
     """Compare what servers were started with to what a run needs.
 
     Args:
         group: clients of the servers.
         lora: what adapter mode needs; None when no adapters are sent.
+        config_keys: what SGLang's config of the model needs on top of `config.json`.
 
     Raises:
         LoraError: lists every server's every shortcoming.
@@ -24,21 +27,31 @@ def refuse_unfit(group: EngineGroup, lora: LoraSettings | None) -> None:
     found = []
     for client in group.clients:
         assert isinstance(client, HttpClient), "only servers are attached to"
-        found += misfits(client.name, client.information(), lora)
+        found += misfits(client.name, client.information(), lora, config_keys)
     raise_if_any("these servers cannot serve the run:", found)
 
 
-def misfits(name: str, arguments: Mapping[str, Any], lora: LoraSettings | None) -> Iterator[Diagnostic]:
+def misfits(
+    name: str, arguments: Mapping[str, Any], lora: LoraSettings | None, config_keys: Mapping[str, Any]
+) -> Iterator[Diagnostic]:
     """What one server's arguments lack.
 
     Args:
         name: of the server.
         arguments: as `/server_info` tells them.
         lora: what adapter mode needs; None when no adapters are sent.
+        config_keys: what SGLang's config of the model needs on top of `config.json`.
     """
     copies = arguments.get("dp_size") or 1
     if copies != 1:
         yield _misfit(name, f"runs {copies} copies (dp_size), which SGLang cannot update together", "--dp-size 1")
+    if not _has(json.loads(arguments.get("json_model_override_args") or "{}"), config_keys):
+        wanted = json.dumps(config_keys)
+        yield _misfit(
+            name,
+            "builds another model than the trainer: its config.json lacks keys that SGLang alone reads",
+            f"--json-model-override-args {shlex.quote(wanted)}, or write these keys into config.json",
+        )
     if lora is None:
         if arguments.get("enable_lora"):
             yield _misfit(
@@ -69,6 +82,13 @@ def misfits(name: str, arguments: Mapping[str, Any], lora: LoraSettings | None) 
             f"takes experts with {'shared' if shared else 'separate'} outer factors, the adapter has the other kind",
             "--experts-shared-outer-loras" if lora.shared_outer_experts else "--no-experts-shared-outer-loras",
         )
+
+
+def _has(given: Any, wanted: Any) -> bool:
+    """Whether a tree of keys holds everything of another."""
+    if not isinstance(wanted, Mapping):
+        return given == wanted
+    return isinstance(given, Mapping) and all(_has(given.get(key), value) for key, value in wanted.items())
 
 
 def _misfit(name: str, reason: str, cure: str) -> Diagnostic:

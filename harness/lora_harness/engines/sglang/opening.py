@@ -28,6 +28,7 @@ from lora_harness.engines.sglang.sync.transport import DirectoryTransport, Memor
 from lora_harness.ranks import is_alone, on_first_rank
 from lora_plugins_sdk import LoraError, read_hf_config
 from lora_plugins_sdk.serving.sglang import for_sglang
+from lora_plugins_sdk.serving.sglang_config import has_delta_nets, missing_keys
 from lora_plugins_sdk.serving.sglang_places import text_config
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _engines(config: TrainConfig, hf_config: Mapping[str, Any], lora: LoraSettin
     if section.urls:
         group = connect(section.urls, timeout=section.timeout, say=say)
         if not config.rollout.train_only:
-            refuse_unfit(group, lora)
+            refuse_unfit(group, lora, missing_keys(hf_config))
         return group
     arguments = engine_arguments(
         model_path=str(config.model.path.absolute()),
@@ -117,7 +118,8 @@ def _engines(config: TrainConfig, hf_config: Mapping[str, Any], lora: LoraSettin
         seed=config.seed,
         max_running_requests=config.rollout.max_batch_size,
         context=context_length(config.model.path),
-        recurrent="linear_attention" in (text_config(hf_config).get("layer_types") or ()),
+        recurrent=has_delta_nets(hf_config),
+        config_keys=missing_keys(hf_config),
         lora=lora,
         cpu=not torch.cuda.is_available(),
         given=section.arguments,

@@ -1,0 +1,48 @@
+"""Whether SGLang can serve a base at all. Known from `config.json`, before anything is started. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lora_harness.config.rollout import SglangSection
+from lora_plugins_sdk.errors import Diagnostic, raise_if_any
+from lora_plugins_sdk.serving.sglang_config import missing_keys
+from lora_plugins_sdk.serving.sglang_places import text_config
+
+# SGLang's own CPU kernels, which `lora_sglang_cpu` leaves alone, want widths in multiples of this on each rank.
+_KERNEL_WIDTH = 32
+_WIDTHS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
+
+
+def refuse_unfit_base(section: SglangSection, hf_config: Mapping[str, Any]) -> None:
+    """Refuse a base that SGLang would build as another model, or with other widths than the trainer's.
+
+    Args:
+        section: SGLang's arguments; servers that run already know their own.
+        hf_config: the base's `config.json`.
+
+    Raises:
+        LoraError: names the layers or the width.
+    """
+    missing_keys(hf_config)
+    raise_if_any("SGLang cannot serve this base:", _uneven(section, text_config(hf_config)))
+
+
+def _uneven(section: SglangSection, text: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """Widths that SGLang pads on a CPU, and refuses elsewhere: the policy's tensors keep theirs and do not fit."""
+    if section.urls:
+        return
+    ranks = section.arguments.get("tp_size", 1)
+    kernels = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
+    multiple = ranks * (_KERNEL_WIDTH if kernels else 1)
+    for name in _WIDTHS:
+        width = text.get(name)
+        if isinstance(width, int) and width % multiple:
+            yield Diagnostic(
+                subject=f"{name} = {width}",
+                reason=f"SGLang needs a multiple of {multiple} "
+                + (f"for its CPU kernels on each of {ranks} ranks" if kernels else f"on {ranks} ranks"),
+                cure="unset SGLANG_USE_CPU_ENGINE" if kernels else "set another rollout.sglang.arguments.tp_size",
+            )

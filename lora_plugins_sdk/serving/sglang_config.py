@@ -1,0 +1,71 @@
+"""What SGLang reads in a HF config under other keys than transformers: without them it builds another model.
+
+Taken from `sglang.srt.configs.qwen3_next` and `qwen3_5` of SGLang 0.5.23, which know a layer's type by an interval and
+the rotated share of a head by a key beside `rope_parameters`. transformers reads, and writes, only the list of types
+and the share within.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.serving.sglang_places import is_delta_net_hybrid, text_config
+
+LINEAR, FULL = "linear_attention", "full_attention"
+_INTERVAL, _SHARE = "full_attention_interval", "partial_rotary_factor"
+# transformers' defaults. SGLang has the same for the share and none for the interval.
+_USUAL_INTERVAL, _USUAL_SHARE = 4, 0.25
+
+
+def has_delta_nets(hf_config: Mapping[str, Any]) -> bool:
+    """Whether some layers keep a recurrent state."""
+    return LINEAR in _layer_types(text_config(hf_config))
+
+
+def missing_keys(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys that SGLang's config must get on top of `config.json` (`json_model_override_args`) to build the model that
+    transformers builds; nested as they are in `config.json`, empty where it has them.
+
+    Raises:
+        LoraError: SGLang cannot build the model: its full attention layers stand at no interval.
+    """
+    if not is_delta_net_hybrid(hf_config):
+        return {}
+    nested = hf_config.get("text_config")
+    text = nested if isinstance(nested, Mapping) else hf_config
+    wanted = {_INTERVAL: _interval(_layer_types(text)), _SHARE: _rotated_share(text)}
+    found = {_SHARE: _USUAL_SHARE, **text}
+    missing = {key: value for key, value in wanted.items() if found.get(key) != value}
+    return {"text_config": missing} if missing and text is nested else missing
+
+
+def _layer_types(text: Mapping[str, Any]) -> Sequence[str]:
+    types = text.get("layer_types")
+    if types is None and is_delta_net_hybrid(text):
+        every = text.get(_INTERVAL) or _USUAL_INTERVAL
+        return [LINEAR if (layer + 1) % every else FULL for layer in range(text.get("num_hidden_layers", 0))]
+    return types or ()
+
+
+def _interval(types: Sequence[str]) -> int:
+    """The n for which each n-th layer has full attention and no other.
+
+    Raises:
+        LoraError: there is none.
+    """
+    every = types.index(FULL) + 1 if FULL in types else len(types) + 1
+    if list(types) == [LINEAR if (layer + 1) % every else FULL for layer in range(len(types))]:
+        return every
+    full = ", ".join(str(layer) for layer, kind in enumerate(types) if kind == FULL)
+    raise LoraError(
+        "layer_types",
+        reason=f"has full attention in layers {full} of {len(types)}, and SGLang builds it in each n-th layer only",
+        cure="use rollout.engine = 'local', or a model with full attention at an interval",
+    )
+
+
+def _rotated_share(text: Mapping[str, Any]) -> float:
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    return rope.get(_SHARE, text.get(_SHARE, _USUAL_SHARE))

@@ -1,0 +1,63 @@
+"""A base that SGLang would build as another model, or of another width, is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lora_harness.config import TrainConfig, parse_config
+from lora_harness.engines.capabilities import refuse_unservable
+from lora_harness.engines.sglang.attached import misfits
+from lora_plugins_sdk import LoraError, RunFacts, load_plugin
+
+HYBRID = dict(load_plugin(architecture="qwen36_moe").architecture.tiny_config)
+QWEN3 = dict(load_plugin(architecture="qwen3").architecture.tiny_config)
+
+
+def config(directory: Path, hf_config: dict[str, Any], **rollout: Any) -> TrainConfig:
+    (directory / "config.json").write_text(json.dumps(hf_config))
+    task = {"kind": "reasoning_gym", "dataset": "chain_sum"}
+    section = {"engine": "sglang", "mode": "adapter", **rollout}
+    raw = {"model": {"path": str(directory)}, "task": task, "steps": 1, "lora": {"rank": 4}, "rollout": section}
+    return parse_config(raw)
+
+
+def test_full_attention_at_no_interval(tmp_path: Path) -> None:
+    uneven = HYBRID | {"layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"]}
+    with pytest.raises(LoraError, match=r"layer_types: has full attention in layers 0, 3 of 4"):
+        refuse_unservable(config(tmp_path, uneven), RunFacts())
+    base_alone = config(tmp_path, uneven, mode=None, train_only=True)
+    with pytest.raises(LoraError, match="layer_types"):
+        refuse_unservable(base_alone, RunFacts())
+    refuse_unservable(config(tmp_path, uneven, engine="local", mode=None), RunFacts())
+
+
+@pytest.mark.parametrize("mode", ["adapter", "merge"])
+def test_a_width_that_the_engines_ranks_do_not_divide(tmp_path: Path, mode: str) -> None:
+    """SGLang on a CPU pads it and ends at the first request of an adapter, which it does not pad."""
+    odd = QWEN3 | {"intermediate_size": 50}
+    refuse_unservable(config(tmp_path, odd, mode=mode), RunFacts())
+    refuse_unservable(config(tmp_path, odd, mode=mode, sglang={"arguments": {"tp_size": 2}}), RunFacts())
+    with pytest.raises(LoraError, match=r"intermediate_size = 50: SGLang needs a multiple of 4 on 4 ranks.*tp_size"):
+        refuse_unservable(config(tmp_path, odd, mode=mode, sglang={"arguments": {"tp_size": 4}}), RunFacts())
+
+
+def test_widths_that_sglangs_own_kernels_pad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+    with pytest.raises(LoraError, match=r"(?s)moe_intermediate_size = 20: .*of 32 for its CPU kernels.*expert_inter"):
+        refuse_unservable(config(tmp_path, HYBRID), RunFacts())
+    refuse_unservable(config(tmp_path, QWEN3 | {"intermediate_size": 64}), RunFacts())
+    refuse_unservable(config(tmp_path, HYBRID, sglang={"urls": ["http://127.0.0.1:1"]}), RunFacts())
+
+
+def test_a_server_that_builds_another_model_is_told_the_keys() -> None:
+    wanted = {"text_config": {"full_attention_interval": 2}}
+    [found] = misfits("u", {"json_model_override_args": "{}"}, None, wanted)
+    assert "another model than the trainer" in found.reason
+    assert """--json-model-override-args '{"text_config": {"full_attention_interval": 2}}'""" in found.cure
+    more = {"text_config": {"full_attention_interval": 2, "hidden_act": "silu"}}
+    assert not list(misfits("u", {"json_model_override_args": json.dumps(more)}, None, wanted))
+    assert not list(misfits("u", {}, None, {}))
