@@ -1,10 +1,22 @@
-"""Fixtures of the hybrid's tests."""
+"""Fixtures of the hybrid's tests, and which of its conformance checks the other megatron-core runs too."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
+
+# Below level 2, and of that one layout that splits every weight: the rest would take many minutes.
+_MATRIX = re.compile(r".*::(Test\w+::test_(static|single)\[|TestOwnFactors::test_parallel\[tp2xep2xetp1\+sp-)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before `-m` deselects. The test methods are the kit's: a mark on them would be on those of every plugin."""
+    for item in items:
+        if item.path.name == "test_hybrid_conformance.py" and _MATRIX.match(item.nodeid):
+            item.add_marker(pytest.mark.mcore_matrix)
 
 
 @pytest.fixture
