@@ -33,18 +33,24 @@ SERVING = {
             f"{_HARNESS}/test_engine_capabilities.py::test_what_sglang_leaves_out_of_a_linear_is_held_at_zero_in_adapter_mode_alone",
             f"{_HARNESS}/test_sglang_accepted.py::test_reasons_of_what_is_refused",
             f"{_SERVING}/test_sglang_names.py::test_b_and_a_rows_are_left_out_while_they_are_zero_and_refused_else",
+            f"{_SGLANG}/test_sync_hybrid.py::test_an_adapter_on_all_that_is_served_with_pinned_gates",
+            f"{_SGLANG}/test_engine_training.py::test_a_hybrid_is_one_policy",
         ),
         mutants=("pins-forgotten",),
     ),
     "B27": Row(
         cure="the serving form gives q, k and v of a delta net a copy of A each, and their rows of B",
-        tests=(f"{_SERVING}/test_sglang_names.py::test_gated_delta_net_is_split_by_rows_of_b",),
+        tests=(
+            f"{_SERVING}/test_sglang_names.py::test_gated_delta_net_is_split_by_rows_of_b",
+            f"{_SGLANG}/test_sync_hybrid.py::test_an_adapter_on_all_that_is_served_with_pinned_gates",
+        ),
     ),
     "B28": Row(
         cure="parts of a packed linear are told apart by the declaration; an engine's groups are filled with zeros",
         tests=(
             f"{_SERVING}/test_sglang_names.py::test_a_group_with_a_part_missing_is_filled_with_zeros",
             f"{_SERVING}/test_sglang_names.py::test_up_alone_gets_a_gate_of_zeros",
+            f"{_SERVING}/test_sglang_names.py::test_z_alone_gets_q_k_and_v_of_zeros",
         ),
         mutants=("lone-projection-taken-for-the-first", "neighbours-of-a-pinned-projection-are-held-too"),
     ),
@@ -58,6 +64,18 @@ SERVING = {
         ),
         mutants=("prefix-missing", "layer-name-off-by-one", "missing-tensors-are-zeros", "exclusion-ignored"),
     ),
+    "B30": Row(
+        cure="each reader has a form of its own: PEFT's parameters of all experts, SGLang's names and stacks; what has "
+        "no place there is refused",
+        tests=(
+            f"{_SERVING}/test_sglang_names.py::test_experts_of_each_layout",
+            f"{_QWEN36_MOE}/test_hybrid_peft.py::test_there_and_back",
+            f"{_OFFLINE}/test_export.py::test_sglangs_form",
+            f"{_OFFLINE}/test_merge_plugins.py::test_the_same_weights",
+            f"{_SGLANG}/test_exported_adapter.py::test_the_engine_answers_as_peft",
+            f"{_SGLANG}/test_sync_hybrid.py::test_an_adapter_on_all_that_is_served_with_pinned_gates",
+        ),
+    ),
     "B31": Row(
         cure="attach and the base loader count every rank's experts; an adapter must have each",
         tests=(
@@ -66,6 +84,8 @@ SERVING = {
             f"{_SDK}/test_expert_branch.py::test_a_host_that_cannot_carry_the_adapter_is_refused_unchanged",
             f"{_SDK}/test_expert_files.py::test_what_does_not_fit_is_refused_with_nothing_written",
             f"{_SDK}/test_expert_base_weights.py::test_what_does_not_fit_is_refused_with_nothing_written",
+            f"{_SGLANG}/test_sync_hybrid.py::test_merged_weights_have_every_linear_and_zeros_give_the_base_back",
+            f"{_SGLANG}/test_engine_training.py::test_a_hybrid_is_one_policy",
         ),
     ),
     "B32": Row(
@@ -84,7 +104,7 @@ SERVING = {
             f"{_SDK}/test_expert_files.py::test_what_does_not_fit_is_refused_with_nothing_written",
             f"{_SDK}/test_expert_base_weights.py::test_what_does_not_fit_is_refused_with_nothing_written",
         ),
-        mutants=("a-read-transposed", "b-read-transposed"),
+        mutants=("a-read-transposed", "b-read-transposed", "experts-in-reverse"),
     ),
     "B34": Row(
         cure="`LoraConfig.scale` and `use_rslora` in the exported and the imported config",

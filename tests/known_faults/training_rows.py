@@ -220,6 +220,11 @@ TRAINING = {
             f"{_SDK}/test_expert_training.py::test_training_equals_one_process",
             f"{_QWEN3}/test_export_layouts.py::test_same_on_every_rank_of_every_topology",
         ),
-        mutants=("shard-halves-joined-in-the-wrong-order", "shards-joined-in-the-wrong-order"),
+        mutants=(
+            "shard-halves-joined-in-the-wrong-order",
+            "shards-joined-in-the-wrong-order",
+            "sections-split-as-one",
+            "experts-numbered-per-rank",
+        ),
     ),
 }

@@ -99,6 +99,14 @@ def test_up_alone_gets_a_gate_of_zeros() -> None:
     assert product(found, "layers.0.mlp.up_proj").any()
 
 
+def test_z_alone_gets_q_k_and_v_of_zeros() -> None:
+    """B28: of a gated delta net, whose factors SGLang takes all or none."""
+    found = served(factors(layers__0__linear_attn__in_proj_z=linear(8)), HYBRID)
+    assert [len(product(found, f"layers.0.linear_attn.in_proj_{part}")) for part in "qkvz"] == [6, 6, 8, 8]
+    assert not any(product(found, f"layers.0.linear_attn.in_proj_{part}").any() for part in "qkv")
+    assert product(found, "layers.0.linear_attn.in_proj_z").any()
+
+
 def test_gated_delta_net_is_split_by_rows_of_b() -> None:
     """B27: A for each of q, k and v, and the rows of B."""
     tensors = factors(layers__0__linear_attn__in_proj_qkv=linear(20), layers__0__linear_attn__out_proj=linear(12, 8))

@@ -10,14 +10,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import hybrid_models
 import psutil
 import pytest
-import raw_engine
 from own_process import OwnProcess
 from safetensors.torch import load_file
 
@@ -32,6 +30,7 @@ from lora_harness.report import Summary
 pytestmark = pytest.mark.timeout(900)
 
 STEPS = 3
+HERE = str(Path(__file__).parent)
 TRAINER = os.environ.get("LORA_TRAINER_PYTHON", sys.executable)
 
 
@@ -46,10 +45,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hybrid(reference: OwnProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random hybrid with the quickstart's tokens."""
+    """A random hybrid with the quickstart's tokens, and the keys in config.json that transformers writes: SGLang's own
+    keys are the harness's to add."""
     folder = tmp_path_factory.mktemp("hybrid")
     reference.run(hybrid_models.make_hybrid, str(folder), vocab_size=len(VOCABULARY))
     build_tokenizer().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    for key in ("full_attention_interval", "partial_rotary_factor"):
+        del config[key]
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -59,7 +63,7 @@ def train(
     mode: str,
     *,
     rank: int | None = None,
-    engine: Mapping[str, Any] | None = None,
+    expert_ranks: int = 1,
     **rollout: Any,
 ) -> subprocess.CompletedProcess[str]:
     """The quickstart's run, but small and with rewards that differ: the model's sums are all wrong."""
@@ -71,14 +75,17 @@ def train(
     raw["eval"] |= {"count": 8, "samples": 1}
     raw["task"]["reward"] = "rewards:first_digit_is_even"
     raw["rollout"] |= {"max_batch_size": 32, **rollout}
-    raw["rollout"]["sglang"]["arguments"] = {**raw["rollout"]["sglang"].get("arguments", {}), **(engine or {})}
+    raw["parallel"]["ep"] = expert_ranks
     if rank is not None:
         raw["lora"]["rank"] = rank
     file = output.with_suffix(".toml")
     file.write_text(dump_config(parse_config(raw)))
+    start = ["-m"]
+    if expert_ranks > 1:
+        start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={expert_ranks}", "-m"]
     return subprocess.run(
-        [TRAINER, "-m", "lora_harness", "train", str(file)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        [TRAINER, *start, "lora_harness", "train", str(file)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH")]))},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -115,21 +122,25 @@ def test_trainer_and_engine_stay_one_policy(base: Path, tmp_path: Path, mode: st
     assert not engines_of(output)
 
 
-def test_a_hybrid_is_one_policy_with_every_linear_trained(hybrid: Path, tmp_path: Path) -> None:
-    """B31, B36: experts, gated queries and the gates of the delta nets arrive on the engine after every step."""
+@pytest.mark.parametrize(("mode", "expert_ranks"), [("merge", 1), ("adapter", 2)])
+def test_a_hybrid_is_one_policy(hybrid: Path, tmp_path: Path, mode: str, expert_ranks: int) -> None:
+    """B26, B31, B36: experts, gated queries and delta nets arrive on the engine after every step. The gates of delta
+    nets learn where the engine serves them, merged, and stay exactly zero where it does not, as an adapter."""
     output = tmp_path / "run"
     # A head's gates are four rows wide, so no higher rank fits.
-    engine = {**raw_engine.HYBRID_ARGUMENTS}
-    batch = engine.pop("max_running_requests")
-    done = train(hybrid, output, "merge", rank=4, engine=engine, max_batch_size=batch)
+    done = train(hybrid, output, mode, rank=4, expert_ranks=expert_ranks, max_batch_size=8)
     assert done.returncode == 0, done.stdout
     found = rows(output)
     assert [row["adapter_version"] for row in found] == [1, 2, 3]
     assert all(row["bytes_synced"] > 0 for row in found) and max(row["kl"] for row in found) > 1e-3, "it moved"
     assert max(row["logprob_gap_max"] for row in found) <= 1e-4
     adapter = load_file(output / "adapter" / "adapter_model.safetensors")
-    for leaf in ("in_proj_b", "in_proj_a", "experts.7.up_proj"):
-        assert any(bool(one.any()) for name, one in adapter.items() if f"{leaf}.lora_B" in name), leaf
+    learnt = {name: bool(one.any()) for name, one in adapter.items() if ".lora_B." in name}
+    gates = {name for name in learnt if name.split(".lora_")[0].endswith(("in_proj_b", "in_proj_a"))}
+    assert len(gates) == 4, "both gates of both delta nets"
+    assert {name for name, moved in learnt.items() if not moved} == (gates if mode == "adapter" else set())
+    held = "held at zero, since the engine cannot serve them: linear_attn.in_proj_a, linear_attn.in_proj_b"
+    assert (held in done.stdout) == (mode == "adapter")
 
 
 def test_a_gap_above_the_limit_ends_the_run_and_its_engines(base: Path, tmp_path: Path) -> None:

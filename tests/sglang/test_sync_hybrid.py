@@ -105,7 +105,8 @@ def test_merged_weights_have_every_linear_and_zeros_give_the_base_back(
 
 @pytest.mark.parametrize("layout", ["per_expert", "shared_outer"])
 def test_an_adapter_on_all_that_is_served_with_pinned_gates(reference: OwnProcess, tmp_path: Path, layout: str) -> None:
-    """B24, B36: HF's in_proj_qkv is split as SGLang has it; gates at zero are left out, and trained ones refused."""
+    """B24, B26, B27, B30, B36: HF's in_proj_qkv is split as SGLang has it, experts have the layout that it was started
+    for; gates at zero are left out, and trained ones refused."""
     model = make(reference, tmp_path / "model", "text")
     adapter = policy(reference, model, tmp_path / "pinned", layout, "pinned")
     trained = policy(reference, model, tmp_path / "trained", layout, "trained")

@@ -53,6 +53,7 @@ def test_peft_computes_what_folded_weights_compute(
 
 
 def test_there_and_back() -> None:
+    """B30: an engine's names per expert, and PEFT's parameters of all experts."""
     adapter, _ = random_adapter(LoraConfig(rank=4, alpha=6, target_modules=EVERY))
     fused = to_parameters(adapter, PARAMETERS)
     assert not any(".experts.0." in name for name in fused.tensors)
