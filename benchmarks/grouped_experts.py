@@ -2,7 +2,8 @@
 
 One column-parallel site (gate|up), forward and backward, fp32, one thread, random routing. `loop_x` and `grouped_x` are
 those forms' cost over what the SDK chooses; `base_pct` is the branch over the frozen experts' forward and input
-gradient, `flops_pct` what their FLOPs would make it.
+gradient, `bare_pct` the branch's matmuls alone over the same, `flops_pct` what their FLOPs would make it. The frozen
+experts are taken in the faster of two forms; `base_loop_x` is their loop over it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.command import arguments
@@ -21,17 +23,41 @@ from benchmarks.measure import interleaved, prepare
 from benchmarks.report import Goal, write_report
 from lora_plugins_sdk import grouped_matmul
 from lora_plugins_sdk.expert_branch import ExpertBranch, ExpertColumns
-from lora_plugins_sdk.grouped_matmul import Groups
+from lora_plugins_sdk.grouped_matmul import Groups, grouped_linear, grouped_outer
 
 GOAL = 1.0
 
 
-def base_step(x: Tensor, weights: Tensor, grad: Tensor, sizes: list[int]) -> Callable[[], None]:
-    """The frozen experts, one matmul each: forward and input gradient."""
+def base_steps(x: Tensor, weights: Tensor, grad: Tensor, sizes: list[int]) -> dict[str, Callable[[], None]]:
+    """The frozen experts, forward and input gradient: one matmul each, and all in grouped_mm."""
+    ends = torch.tensor(sizes, dtype=torch.int32).cumsum(0, dtype=torch.int32)
 
-    def step() -> None:
+    def loop() -> None:
         torch.cat([one @ weight.t() for one, weight in zip(x.split(sizes), weights, strict=True)])
         torch.cat([one @ weight for one, weight in zip(grad.split(sizes), weights, strict=True)])
+
+    def grouped() -> None:
+        F.grouped_mm(x, weights.transpose(1, 2), offs=ends)
+        F.grouped_mm(grad, weights, offs=ends)
+
+    return {"base_loop": loop, "base_grouped": grouped}
+
+
+def bare_step(x: Tensor, grad: Tensor, sizes: list[int], width: int, rank: int) -> Callable[[], None]:
+    """The branch's matmuls in the SDK's choice of form, on contiguous operands and nothing else."""
+    a = torch.randn(len(sizes), 2 * rank, x.shape[1])
+    b = torch.randn(len(sizes), width, rank)
+    s, part, half = torch.randn(x.shape[0], 2 * rank), torch.randn(x.shape[0], rank), grad[:, :width].contiguous()
+    groups = Groups(sizes, x.device)
+
+    def step() -> None:
+        grouped_linear(x, a, groups)
+        for _ in range(2):
+            grouped_linear(part, b, groups)
+            grouped_outer(part, half, groups, len(sizes))
+            grouped_linear(half, b.transpose(1, 2), groups)
+        grouped_outer(s, x, groups, len(sizes))
+        grouped_linear(s, a.transpose(1, 2), groups)
 
     return step
 
@@ -65,9 +91,10 @@ def measure(experts: int, rank: int, tokens: int, hidden: int, width: int, round
     counts = sizes.bincount(minlength=experts).tolist()
     x, grad = torch.randn(tokens, hidden, generator=draw), torch.randn(tokens, 2 * width, generator=draw)
     weights = torch.randn(experts, 2 * width, hidden, generator=draw)
-    forms = {"base": base_step(x, weights, grad, counts)}
+    forms = base_steps(x, weights, grad, counts) | {"bare": bare_step(x, grad, counts, width, rank)}
     forms |= {form: branch_step(x, grad, counts, width, rank, form) for form in ("chosen", "loop", "grouped")}
     seconds = {form: statistics.median(taken) for form, taken in interleaved(forms, rounds).items()}
+    base = min(seconds["base_loop"], seconds["base_grouped"])
     # Forward: A and B once. Backward: each twice, for its own gradient and for what flows on.
     flops = 3 * (2 * rank * hidden + 2 * width * rank) / (2 * 2 * width * hidden)
     return {
@@ -77,7 +104,9 @@ def measure(experts: int, rank: int, tokens: int, hidden: int, width: int, round
         "chosen_ms": 1e3 * seconds["chosen"],
         "loop_x": seconds["loop"] / seconds["chosen"],
         "grouped_x": seconds["grouped"] / seconds["chosen"],
-        "base_pct": 100 * seconds["chosen"] / seconds["base"],
+        "base_loop_x": seconds["base_loop"] / base,
+        "base_pct": 100 * seconds["chosen"] / base,
+        "bare_pct": 100 * seconds["bare"] / base,
         "flops_pct": 100 * flops,
     }
 
