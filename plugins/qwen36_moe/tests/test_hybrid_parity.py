@@ -49,11 +49,13 @@ def make_base(directory: Path) -> Base:
     return Base(directory=directory, upstream=upstream, logits=logits.detach(), d_embedded=d_embedded)
 
 
-def forward_and_backward(directory: Path, upstream: Tensor, overrides: dict[str, Any]) -> dict[str, Tensor]:
+def forward_and_backward(
+    directory: Path, upstream: Tensor, config: dict[str, Any], overrides: dict[str, Any]
+) -> dict[str, Tensor]:
     """This rank's logits and dX, every weight frozen; data parallel ranks have different samples."""
     run = current_run()
-    model: Any = load_plugin(architecture="qwen36_moe").build_model(CONFIG, run, torch.float32, overrides)
-    copy_weights(model, hf_model(directory).state_dict(), CONFIG)
+    model: Any = load_plugin(architecture="qwen36_moe").build_model(config, run, torch.float32, overrides)
+    copy_weights(model, hf_model(directory).state_dict(), config)
     model.requires_grad_(False)
     embedded: list[Tensor] = []
 
@@ -71,6 +73,18 @@ def forward_and_backward(directory: Path, upstream: Tensor, overrides: dict[str,
     return {"logits": logits.detach(), "d_embedded": d_embedded}
 
 
+@pytest.fixture(scope="module")
+def tied_base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    """Every router scores its experts in equal pairs, with the border of the chosen ones within a pair."""
+    directory = make_checkpoint(tmp_path_factory.mktemp("tied"), num_experts_per_tok=3)
+    model = hf_model(directory)
+    for name, weight in model.named_parameters():
+        if name.endswith("mlp.gate.weight"):
+            weight.data[1::2] = weight.data[::2]
+    model.save_pretrained(directory)
+    return make_base(directory)
+
+
 @pytest.mark.world
 @pytest.mark.mcore_matrix
 @pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
@@ -78,8 +92,28 @@ def forward_and_backward(directory: Path, upstream: Tensor, overrides: dict[str,
 def test_logits_and_dx_equal_transformers(
     layout: Layout, dispatcher: str, base: Base, figure: Callable[[str, float], None]
 ) -> None:
-    overrides = {"moe_token_dispatcher_type": dispatcher}
-    ranks = run_world(forward_and_backward, layout, base.directory, base.upstream, overrides)
+    compare(layout, CONFIG, base, {"moe_token_dispatcher_type": dispatcher}, figure)
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2, ep=2, etp=1, sequence_parallel=True)], ids=str)
+def test_tied_experts_are_chosen_as_transformers_chooses(
+    layout: Layout, tied_base: Base, base: Base, figure: Callable[[str, float], None]
+) -> None:
+    """Equal scores occur with equal router rows and in low precision. Another choice would be another policy."""
+    assert (tied_base.logits - base.logits).abs().max() > 1e-2
+    compare(layout, {**CONFIG, "num_experts_per_tok": 3}, tied_base, {}, figure)
+
+
+def compare(
+    layout: Layout,
+    config: dict[str, Any],
+    base: Base,
+    overrides: dict[str, Any],
+    figure: Callable[[str, float], None],
+) -> None:
+    """Every rank's share of logits and dX against transformers."""
+    ranks = run_world(forward_and_backward, layout, base.directory, base.upstream, config, overrides)
     for dp in range(layout.dp):
         mine = ranks[dp * layout.tp : (dp + 1) * layout.tp]
         samples = slice(dp * BATCH // layout.dp, (dp + 1) * BATCH // layout.dp)
@@ -88,5 +122,5 @@ def test_logits_and_dx_equal_transformers(
         for name, got, whole in (("logits", logits, base.logits), ("dX", d_embedded, base.d_embedded)):
             expected = whole[samples]
             difference = (got - expected).abs().max().item()
-            figure(f"{layout} {dispatcher}: {name}", difference)
+            figure(f"{layout} {' '.join(map(str, overrides.values()))}: {name}", difference)
             assert difference <= TOLERANCE * max(1.0, expected.abs().max().item())
