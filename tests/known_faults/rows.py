@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from known_faults.inkling_rows import INKLING
 from known_faults.serving_rows import SERVING
 from known_faults.training_rows import TRAINING
 
-ROWS = TRAINING | SERVING
+ROWS = TRAINING | SERVING | INKLING

@@ -7,6 +7,7 @@ from known_faults.row import Row
 _SDK = "tests/sdk"
 _QWEN3 = "plugins/qwen3/tests"
 _QWEN36_MOE = "plugins/qwen36_moe/tests"
+_INKLING = "plugins/inkling/tests"
 _HARNESS = "tests/harness"
 _OFFLINE = "tests/offline"
 _SERVING = "tests/serving"
@@ -183,11 +184,20 @@ SERVING = {
             f"{_QWEN3}/test_lora_head.py::test_padding_rows",
             f"{_QWEN3}/test_lora_head.py::test_tied_embeddings",
             f"{_QWEN3}/test_export_layouts.py::test_same_on_every_rank_of_every_topology",
+            f"{_INKLING}/test_inkling_adapter.py::test_the_adapter_is_the_merged_checkpoint",
+            f"{_INKLING}/test_inkling_adapter.py::test_warm_start_from_the_official_schema",
+            f"{_SDK}/test_adapter_schema.py::test_rows_of_a_padded_vocabulary_are_cut",
+            f"{_SDK}/test_adapter_schema.py::test_padding_rows_that_were_trained_are_refused",
             f"{_OFFLINE}/test_merge_values.py::test_a_padded_vocabulary",
             f"{_OFFLINE}/test_merge_refusals.py::test_a_vocabulary_that_is_not_mere_padding",
             f"{_OFFLINE}/test_merge_refusals.py::test_a_tied_head",
         ),
-        mutants=("padding-exported",),
+        mutants=(
+            "padding-exported",
+            "padding-of-the-checkpoint-kept",
+            "padding-of-the-vocabulary-exported",
+            "last-rank-padded-at-the-front",
+        ),
     ),
     "B43": Row(
         cure="the reference is a frozen copy of the warm-start adapter, not the adapter switched off",

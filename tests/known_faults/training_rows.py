@@ -7,6 +7,7 @@ from known_faults.row import Row
 _SDK = "tests/sdk"
 _QWEN3 = "plugins/qwen3/tests"
 _QWEN36_MOE = "plugins/qwen36_moe/tests"
+_INKLING = "plugins/inkling/tests"
 _HERE = "tests/known_faults"
 _HARNESS = "tests/harness"
 _OFFLINE = "tests/offline"
@@ -45,6 +46,13 @@ TRAINING = {
             f"{_HERE}/test_one_sum_a_step.py::test_one_sum_takes_all",
             f"{_SDK}/test_expert_sites.py::test_rows",
             f"{_SDK}/test_expert_training.py::test_training_equals_one_process",
+            f"{_INKLING}/test_inkling_shared_factors.py::test_shared_factors_stay_the_same_on_every_rank",
+        ),
+        mutants=(
+            "shared-factor-not-summed-over-experts",
+            "shared-a-not-summed-over-experts",
+            "shared-b-not-summed-over-experts",
+            "shared-a-summed-over-etp-alone",
         ),
     ),
     "B5": Row(
@@ -52,8 +60,14 @@ TRAINING = {
         tests=(
             f"{_QWEN3}/test_export_layouts.py::test_same_on_every_rank_of_every_topology",
             f"{_SDK}/test_expert_training.py::test_training_equals_one_process",
+            f"{_INKLING}/test_inkling_shared_factors.py::test_shared_factors_stay_the_same_on_every_rank",
         ),
-        mutants=("a-drawn-per-tensor-parallel-rank", "a-drawn-per-data-parallel-rank"),
+        mutants=(
+            "a-drawn-per-tensor-parallel-rank",
+            "a-drawn-per-data-parallel-rank",
+            "one-draw-for-all-experts",
+            "shared-a-drawn-per-rank",
+        ),
     ),
     "B6": Row(
         cure="the mark `allreduce` puts dense and expert factors into the gradient buffers of their own domains",

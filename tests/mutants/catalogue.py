@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from mutants import experts, exports, hybrid, initial, names, packs, pins, reductions, regions, scales, state, tags
+from mutants import (
+    experts,
+    exports,
+    hybrid,
+    initial,
+    inkling,
+    names,
+    packs,
+    pins,
+    reductions,
+    regions,
+    scales,
+    state,
+    tags,
+)
 from mutants.mutant import Mutant, mutants_of
 
-MUTANTS: tuple[Mutant, ...] = tuple(
-    mutant
-    for family in (tags, reductions, regions, packs, pins, scales, initial, names, exports, state, hybrid, experts)
-    for mutant in mutants_of(family)
-)
+_FAMILIES = (tags, reductions, regions, packs, pins, scales, initial, names, exports, state, hybrid, experts, inkling)
+MUTANTS: tuple[Mutant, ...] = tuple(mutant for family in _FAMILIES for mutant in mutants_of(family))

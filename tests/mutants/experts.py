@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import nn
 
-from lora_plugins_sdk import ParallelRun, ParamRow, RunFacts, factors
+from lora_plugins_sdk import ParamRow
 from lora_plugins_sdk.init import initial_factor
 from lora_plugins_sdk.shards import Place
 from lora_plugins_sdk.testing import Layout
 from mutants.mutant import seeded
-from mutants.seams import initial_values_changed, rows_changed, wrapped
+from mutants.seams import initial_values_changed, marked, tagged
 
 EP2 = Layout(dp=2, ep=2)
 TP2_SP = Layout(tp=2, sequence_parallel=True)
@@ -23,41 +21,24 @@ FC1 = "decoder.layers.1.mlp.experts.linear_fc1"
 FC2 = "decoder.layers.2.mlp.experts.linear_fc2"
 
 
-def _tag(module: str, factor: str, group: str | None) -> Any:
-    def change(row: ParamRow, facts: RunFacts) -> ParamRow:
-        return replace(row, grad_sum_group=group) if (row.host_module, row.factor) == (module, factor) else row
-
-    return rows_changed(change)
-
-
-def _mark(module: str, param: str, **marks: Any) -> Any:
-    def tag(right: Any, parameter: nn.Parameter, rows: list[ParamRow], run: ParallelRun) -> None:
-        right(parameter, rows, run)
-        if (rows[0].host_module, rows[0].param) == (module, param):
-            for name, value in marks.items():
-                setattr(parameter, name, value)
-
-    return wrapped(factors, "_tag", tag)
-
-
 @seeded("gradients", TP2_SP, subject="hybrid", imitates="B7", site=FC1, factor="A", words="tag `etp` dropped")
 def replica_not_summed_over_etp() -> Iterator[None]:
     """The A's of a column-parallel expert, which every ETP rank holds, are not summed over them."""
-    with _tag(FC1, "A", None):
+    with tagged(FC1, "A", None):
         yield
 
 
 @seeded("gradients", ETP1_SP, subject="hybrid", imitates="B6", site=FC2, factor="B", words="gradient of site")
 def experts_in_the_dense_domain() -> Iterator[None]:
     """With EP 1 and ETP other than TP an expert's B is reduced over the dense data-parallel group."""
-    with _mark(FC2, "B_down_proj", allreduce=True):
+    with marked(FC2, "B_down_proj", allreduce=True):
         yield
 
 
 @seeded("grad-norm", EP2, subject="shared-outer", imitates="B12", site=FC1, factor="A", words="more than once")
 def shared_factor_counted_by_every_rank() -> Iterator[None]:
     """The factor that all experts share is counted in the gradient norm by each rank that holds experts."""
-    with _mark(FC1, "A", shared=False):
+    with marked(FC1, "A", shared=False):
         yield
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -18,7 +17,7 @@ from lora_plugins_sdk.factors import LoraFactors
 from lora_plugins_sdk.testing import Layout
 from mutants.mutant import seeded
 from mutants.places import TP2_SP
-from mutants.seams import Delta, delta_changed, rows_changed, wrapped
+from mutants.seams import Delta, delta_changed, rows_changed, runs_changed, wrapped
 
 GDN = "decoder.layers.2.self_attention.in_proj"
 GATED = "decoder.layers.1.self_attention.linear_qkv"
@@ -31,19 +30,10 @@ EP2 = Layout(dp=2, ep=2)
 hybrid = partial(seeded, subject="hybrid")
 
 
-def _runs_changed(module: str, order: Any) -> Any:
-    """The branch of one linear with the runs of a block in another order."""
-
-    def change(right: Delta, plan: SitePlan, run: ParallelRun) -> Delta:
-        return site_delta(replace(plan, layout=replace(plan.layout, runs=order(plan.layout.runs))), run)
-
-    return delta_changed(module, change)
-
-
 @hybrid("fold", imitates="order of a pack (B2)", site=GDN)
 def output_gate_before_queries_keys_and_values() -> Iterator[None]:
     """The branch takes a linear attention's rows as z|q|k|v|b|a."""
-    with _runs_changed(GDN, lambda runs: (runs[3], *runs[:3], *runs[4:])):
+    with runs_changed(GDN, lambda runs: (runs[3], *runs[:3], *runs[4:])):
         yield
 
 
@@ -78,7 +68,7 @@ def gates_beside_their_queries() -> Iterator[None]:
 @hybrid("fold", imitates="order of a pack (B2)", site=GATED)
 def gates_before_their_queries() -> Iterator[None]:
     """The branch takes a group's gates to come first."""
-    with _runs_changed(GATED, lambda runs: (*runs[2:4], *runs[:2], *runs[4:])):
+    with runs_changed(GATED, lambda runs: (*runs[2:4], *runs[:2], *runs[4:])):
         yield
 
 

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from lora_plugins_sdk import ParallelRun, RunFacts, SitePlan
+from lora_plugins_sdk import ParallelRun, SitePlan
 from lora_plugins_sdk.branch import site_delta
 from lora_plugins_sdk.collectives import apply_collective
 from lora_plugins_sdk.region import Collective, Region
 from mutants.mutant import seeded
 from mutants.places import FC1, PROJ, QKV, TP2, TP2_SP
-from mutants.seams import Delta, collectives_callable, delta_changed, plan_changed
-
-
-@contextmanager
-def _region(module: str, **collectives: Any) -> Iterator[None]:
-    def change(plan: SitePlan, facts: RunFacts) -> SitePlan:
-        return replace(plan, region=replace(plan.region, **collectives)) if facts.tp > 1 else plan
-
-    with collectives_callable(), plan_changed(module, change):
-        yield
+from mutants.seams import Delta, delta_changed, own_slice, region_changed
 
 
 def _swapped_ranks(collective: Collective) -> Any:
@@ -38,26 +28,22 @@ def _swapped_ranks(collective: Collective) -> Any:
     return swapped
 
 
-def _own_slice(rows: torch.Tensor, group: Any) -> torch.Tensor:
-    return rows.chunk(group.size())[group.rank()].contiguous()
-
-
 def _summed_twice(rows: torch.Tensor, group: Any) -> torch.Tensor:
     return apply_collective(Collective.ALL_REDUCE, apply_collective(Collective.ALL_REDUCE, rows, group), group)
 
 
 @seeded("gradients", TP2, site=FC1, factor="A", words="a gradient sum or a collective over TP is missing")
-@seeded("input-gradients", TP2, imitates="B2", site=FC1, words="the region")
+@seeded("input-gradients", TP2, imitates="B2, I3", site=FC1, words="the region")
 def copy_region_missing() -> Iterator[None]:
     """The r-wide gradient of a column-parallel branch is not summed over TP: dX and A get one rank's share."""
-    with _region(FC1, backward=Collective.NONE):
+    with region_changed(FC1, backward=Collective.NONE):
         yield
 
 
 @seeded("input-gradients", TP2, imitates="B8", site=FC1, words="region")
 def copy_region_doubled() -> Iterator[None]:
     """The r-wide gradient of a column-parallel branch is summed over TP twice."""
-    with _region(FC1, backward=_summed_twice):
+    with region_changed(FC1, backward=_summed_twice):
         yield
 
 
@@ -65,28 +51,28 @@ def copy_region_doubled() -> Iterator[None]:
 @seeded("outputs", TP2, imitates="B8", site=PROJ, words="region")
 def row_sum_missing() -> Iterator[None]:
     """The r-wide partial product of a row-parallel branch is not summed over TP."""
-    with _region(PROJ, forward=Collective.NONE):
+    with region_changed(PROJ, forward=Collective.NONE):
         yield
 
 
 @seeded("outputs", TP2_SP, imitates="a slice in place of a sum", site=PROJ, words="region")
 def reduce_scatter_is_a_local_slice() -> Iterator[None]:
     """Under SP a row-parallel branch keeps its own tokens of its own partial product and never sums."""
-    with _region(PROJ, forward=_own_slice):
+    with region_changed(PROJ, forward=own_slice):
         yield
 
 
 @seeded("outputs", TP2_SP, imitates="B2", site=QKV, words="gathered")
 def gather_in_the_wrong_rank_order() -> Iterator[None]:
     """Under SP the r-wide product of a column-parallel branch is gathered with the ranks' tokens exchanged."""
-    with _region(QKV, forward=_swapped_ranks(Collective.ALL_GATHER)):
+    with region_changed(QKV, forward=_swapped_ranks(Collective.ALL_GATHER)):
         yield
 
 
 @seeded("input-gradients", TP2_SP, imitates="B2", site=QKV, words="region")
 def scatter_in_the_wrong_rank_order() -> Iterator[None]:
     """Under SP the r-wide gradient goes back to the other rank's tokens."""
-    with _region(QKV, backward=_swapped_ranks(Collective.REDUCE_SCATTER)):
+    with region_changed(QKV, backward=_swapped_ranks(Collective.REDUCE_SCATTER)):
         yield
 
 
@@ -119,5 +105,5 @@ def one_rank_never_joins_the_sum() -> Iterator[None]:
             time.sleep(0.1)
         return apply_collective(Collective.ALL_REDUCE, rows, group)
 
-    with _region(PROJ, forward=wait):
+    with region_changed(PROJ, forward=wait):
         yield

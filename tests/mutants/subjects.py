@@ -45,4 +45,9 @@ SUBJECTS = {
         table="qwen36_moe/tests/shared_outer.table.md",
         options={"expert_sharing": "outer"},
     ),
+    "inkling": Right(
+        architecture="inkling",
+        table="inkling/tests/inkling_shared_outer.table.md",
+        options={"expert_sharing": "outer"},
+    ),
 }

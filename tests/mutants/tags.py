@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
-from lora_plugins_sdk import ParallelRun, ParamRow, RunFacts, factors
+from lora_plugins_sdk import ParamRow, RunFacts
 from lora_plugins_sdk.testing.conformance import Level
 from mutants.mutant import seeded
 from mutants.places import FC1, FC2, PROJ, QKV, TP2, TP2_SP
-from mutants.seams import rows_changed, wrapped
+from mutants.seams import marked, rows_changed
 
 
 def _tag(module: str, factor: str, group: str | None) -> Any:
@@ -21,16 +19,6 @@ def _tag(module: str, factor: str, group: str | None) -> Any:
         return replace(row, grad_sum_group=group) if hit else row
 
     return rows_changed(change)
-
-
-def _mark(module: str, param: str, **marks: Any) -> Any:
-    def tag(right: Any, parameter: nn.Parameter, rows: list[ParamRow], run: ParallelRun) -> None:
-        right(parameter, rows, run)
-        if (rows[0].host_module, rows[0].param) == (module, param):
-            for name, value in marks.items():
-                setattr(parameter, name, value)
-
-    return wrapped(factors, "_tag", tag)
 
 
 @seeded("gradients", TP2_SP, imitates="B1", site=QKV, factor="A", words="tag `tp` dropped")
@@ -72,19 +60,19 @@ def tag_on_the_wrong_factor() -> Iterator[None]:
 @seeded("gradients", TP2_SP, imitates="B8", site=FC1, factor="A", words="summed over the 2 TP ranks")
 def host_sums_again() -> Iterator[None]:
     """A factor is marked `sequence_parallel`, so that megatron-core sums its gradient before the adapter does."""
-    with _mark(FC1, "A", sequence_parallel=True):
+    with marked(FC1, "A", sequence_parallel=True):
         yield
 
 
 @seeded("grad-norm", TP2, imitates="B13", site=FC1, factor="A", words="more than once")
 def replica_counted_twice() -> Iterator[None]:
     """A replicated factor is marked `tensor_model_parallel`, so the gradient norm counts it on every rank."""
-    with _mark(FC1, "A", tensor_model_parallel=True):
+    with marked(FC1, "A", tensor_model_parallel=True):
         yield
 
 
 @seeded("grad-norm", TP2, imitates="B12", site=FC1, factor="B", words="not counted")
 def shard_not_counted() -> Iterator[None]:
     """A factor that TP splits is not marked, so the gradient norm counts rank 0's shard alone."""
-    with _mark(FC1, "B_up_proj", tensor_model_parallel=False):
+    with marked(FC1, "B_up_proj", tensor_model_parallel=False):
         yield

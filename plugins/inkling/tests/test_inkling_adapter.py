@@ -121,6 +121,7 @@ def test_the_adapter_is_the_merged_checkpoint(
     merged_logits: Tensor,
     figure: Callable[[str, float], None],
 ) -> None:
+    """B42, I5: with the head, whose last rank is padded; what it exports is what it was given."""
     ranks = run_world(_export_and_logits, layout, base, sharing, adapter)
     logits = torch.cat([shard for _, shard in ranks if shard is not None], dim=-1)[..., :VOCABULARY]
     difference = (logits - merged_logits).abs().max().item()

@@ -57,6 +57,7 @@ def test_inkling_2_is_refused_by_name(model_type: str) -> None:
     ],
 )
 def test_runs_that_are_refused(facts: RunFacts, words: str) -> None:
+    """I3: among them TP without sequence parallelism, where a branch would have to complete its input's gradient."""
     with pytest.raises(LoraError, match=words):
         build_model(CONFIG, ParallelRun(facts=facts))
 
