@@ -82,7 +82,6 @@ ARCHITECTURE = Architecture(
     # Queries and keys of unit length hardly choose, and the factors before them would hardly move.
     tiny_values={"*.q_norm.weight": 2.0, "*.k_norm.weight": 2.0},
     lacks={
-        "bfloat16": "rounding sends tokens to other experts, so that single precision is no measure",
         "context-parallel": "a short convolution needs the tokens before its own, which another rank would have",
         "peft": "PEFT has no modules for experts, and sizes the head by the vocabulary with its padding",
     },

@@ -92,7 +92,6 @@ ARCHITECTURE = Architecture(
     tiny_values={"*.A_log": -2.0},
     lacks={
         "context-parallel": "a gated delta net's state is not handed from rank to rank",
-        "bfloat16": "rounding sends tokens to other experts, so that single precision is no measure",
     },
     sites=(
         Site(

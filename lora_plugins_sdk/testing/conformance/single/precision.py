@@ -1,14 +1,21 @@
-"""bfloat16: the adapter adds no error beyond what bfloat16 costs the base."""
+"""bfloat16: the adapter adds no error beyond what bfloat16 costs the base.
+
+Of a model with routed experts every token goes to all of them here: else rounding sends some to other experts, and no
+comparison with single precision means anything.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lora_plugins_sdk.attachment import attach
+from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.peft_import import import_adapter
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.testing.conformance.check import Check, Level
@@ -27,6 +34,7 @@ ALLOWANCE = 2.0
 """The adapted model may err this many times as much as the base alone: it has one more rounding at every linear."""
 
 _GRADIENT_BOUND = 0.25
+_CHOSEN_EXPERTS = "num_experts_per_tok"  # transformers' name in every family
 
 
 def _in_bfloat16(
@@ -45,7 +53,8 @@ def _in_bfloat16(
 
 
 def _bfloat16(context: Context) -> Iterator[Finding]:
-    subject, seen = context.subject, one_process(context)
+    subject = _without_choice(context.subject)
+    seen = one_process(Context(subject, around=context.around, world_seconds=context.world_seconds))
     arguments = (subject, base_directory(subject), make_problem(subject))
     ((base, adapted, grads, dtypes),) = context.world(_in_bfloat16, Layout(), *arguments)
     error = _mean_error(adapted, seen.logits)
@@ -62,6 +71,21 @@ def _bfloat16(context: Context) -> Iterator[Finding]:
         if not error <= _GRADIENT_BOUND:
             cause = "the gradient is not the float32 one within bfloat16's error"
             yield factor_finding("bfloat16 gradient", row, error=error, bound=_GRADIENT_BOUND, cause=cause)
+
+
+def _without_choice(subject: Subject) -> Subject:
+    """The subject with as many chosen experts as there are."""
+    dims = subject.selected.architecture.dims(subject.hf_config)
+    experts = {dims.resolve(site.experts) for site in subject.selected.architecture.sites if site.experts}
+    if not experts:
+        return subject
+    if _CHOSEN_EXPERTS not in subject.hf_config or len(experts) > 1:
+        raise LoraError(
+            f"architecture {subject.architecture!r}",
+            reason=f"its tiny config has no one {_CHOSEN_EXPERTS}, so not every token can be sent to all experts",
+            cure="put 'bfloat16' into the architecture's lacks, with this as the reason",
+        )
+    return replace(subject, config_json=json.dumps({**subject.hf_config, _CHOSEN_EXPERTS: experts.pop()}))
 
 
 def _mean_error(actual: Tensor, expected: Tensor) -> float:
