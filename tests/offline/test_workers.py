@@ -34,7 +34,8 @@ def test_the_first_error_ends_the_others(processors: int, error: type[BaseExcept
     ends, started = [], threading.Barrier(processors, timeout=30)
 
     def work(item: int, proceed: Callable[[], None]) -> None:
-        started.wait()
+        if item < processors:  # the failed one's thread may take another before all are told
+            started.wait()
         if item == 1:
             raise error("boom")
         try:
@@ -48,5 +49,5 @@ def test_the_first_error_ends_the_others(processors: int, error: type[BaseExcept
     before, threads = threading.active_count(), torch.get_num_threads()
     with pytest.raises(error, match="boom"):
         run_all(work, range(20))
-    assert sorted(ends) == [0, 2]
+    assert set(ends) >= {0, 2} and len(ends) <= processors
     assert (threading.active_count(), torch.get_num_threads()) == (before, threads)
