@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from lora_sglang_cpu import base, gated_delta_net, head_lora, moe_lora, request_seeds, widths
+from lora_sglang_cpu import (
+    base,
+    gated_delta_net,
+    head_lora,
+    inkling,
+    inkling_experts,
+    moe_lora,
+    request_seeds,
+    widths,
+)
 from lora_sglang_cpu.hook import Hook, register
 
 HOOKS: tuple[Hook, ...] = (
@@ -11,6 +20,8 @@ HOOKS: tuple[Hook, ...] = (
     *head_lora.HOOKS,
     *moe_lora.HOOKS,
     *gated_delta_net.HOOKS,
+    *inkling.HOOKS,
+    *inkling_experts.HOOKS,
 )
 
 
@@ -20,6 +31,7 @@ def install() -> None:
     Raises:
         UnsupportedSGLang: A hooked function is gone or has changed; nothing was patched.
     """
+    inkling.make_importable()
     register(HOOKS)
     base.install()
     gated_delta_net.keep_convolution_state_exact()

@@ -40,13 +40,27 @@ def route_the_head(
 
 
 def with_the_heads_rows(product: Callable[..., torch.Tensor], backend: Any, *args: Any, **more: Any) -> torch.Tensor:
-    """Stand-in for a product with A or B: SGLang's own, counting the head's rows where it is the head that asks."""
+    """Stand-in for the product with A: SGLang's own, counting the head's rows where it is the head that asks."""
     pruned, whole = more.pop("pruned_batch_info", None), backend.batch_info
     backend.batch_info = whole if pruned is None else pruned
     try:
         return product(backend, *args, **more)
     finally:
         backend.batch_info = whole
+
+
+def onto_the_heads_tokens(
+    product: Callable[..., torch.Tensor],
+    backend: Any,
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    output_offset_cpu: torch.Tensor,
+    *args: Any,
+    **more: Any,
+) -> torch.Tensor:
+    """Stand-in for the product with B: as above, and a head padded beyond its tokens has no rows of B there."""
+    offsets = output_offset_cpu.clamp(max=weights.shape[1])
+    return with_the_heads_rows(product, backend, x, weights, offsets, *args, **more)
 
 
 HOOKS: tuple[Hook, ...] = (
@@ -68,8 +82,8 @@ HOOKS: tuple[Hook, ...] = (
     Hook(
         target=f"{_BACKEND}.run_lora_b_sgemm",
         signature="(self, x, weights, output_offset_cpu, base_output=None, *args, **kwargs)",
-        reason="the head's rows are not told to the product with B",
-        stand_in=with_the_heads_rows,
+        reason="the head's rows are not told to the product with B, and those of a padded head do not fit B",
+        stand_in=onto_the_heads_tokens,
         around=True,
     ),
 )

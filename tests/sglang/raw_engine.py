@@ -24,6 +24,8 @@ LORA_ARGUMENTS: dict[str, Any] = dict(
 )
 # Layers with a recurrent state: no prefix cache, and room for the states of few requests instead of thousands.
 HYBRID_ARGUMENTS: dict[str, Any] = dict(disable_radix_cache=True, max_mamba_cache_size=32, max_running_requests=8)
+# Inkling has states too, and its prefix cache keeps some: five a request. Its sliding layers have a cache of their own.
+INKLING_ARGUMENTS: dict[str, Any] = dict(max_mamba_cache_size=40, max_running_requests=8, swa_full_tokens_ratio=1.0)
 
 _engine: Any = None
 
@@ -84,6 +86,34 @@ def generate(
         )
         for prompt, answer in zip(prompts, found, strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class Continued:
+    """A greedy continuation.
+
+    Attributes:
+        tokens: Prompt and output.
+        output_logprobs: Of the output tokens.
+        cached: Tokens of the prompt whose keys and states came from the prefix cache.
+    """
+
+    tokens: list[int]
+    output_logprobs: list[float]
+    cached: int
+
+
+def continue_prompt(prompt: Sequence[int], adapter: str | None, new_tokens: int) -> Continued:
+    """Greedy continuation of one prompt; unlike `generate` it asks nothing of the prompt, which may be cached then."""
+    answer = _engine.generate(
+        input_ids=list(prompt),
+        sampling_params={"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True},
+        return_logprob=True,
+        lora_path=adapter,
+    )
+    found = answer["meta_info"]
+    logprobs = [row[0] for row in found["output_token_logprobs"]]
+    return Continued([*prompt, *answer["output_ids"]], logprobs, found["cached_tokens"])
 
 
 def largest_gap(answers: Sequence[Answer], expected: Sequence[Sequence[float]]) -> float:

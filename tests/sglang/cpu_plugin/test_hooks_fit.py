@@ -15,10 +15,10 @@ def run(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 ALL = """
-from lora_sglang_cpu.families import HOOKS
-from lora_sglang_cpu.hook import check
-for hook in HOOKS:
-    check(hook)
+from lora_sglang_cpu.families import HOOKS, install
+from sglang.srt.plugins.hook_registry import HookRegistry
+install()
+assert set(HookRegistry._hooks) == {hook.target for hook in HOOKS}
 """
 
 
