@@ -117,6 +117,8 @@ def launched(given: argparse.Namespace, folder: Path, name: str, lora: LoraSetti
         context=1024,
         lora=lora,
         recurrent=False,
+        config_keys={},
+        snapshots=False,
         cpu=not torch.cuda.is_available(),
         given={"log_level": "error"},
     )

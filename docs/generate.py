@@ -280,6 +280,7 @@ def qwen36_moe_sites() -> str:
 def inkling_sites() -> str:
     """The parameter table of one layer of each kind under TP, SP and EP."""
     from lora_plugins_sdk import LoraConfig, RunFacts, derive_table, load_plugin
+    from lora_plugins_sdk.serving.sglang_places import place_of
 
     plugin = load_plugin(architecture="inkling")
     (official,) = plugin.architecture.adapter_schemas
@@ -293,7 +294,10 @@ def inkling_sites() -> str:
             if dim >= 0
         ]
         shared = (row.stack and row.stack_dim < 0) or (row.packed and row.full_shape[0] == 1)
-        key = (row.hf_module.split(".", 3)[-1].replace(".{expert}", ""), row.factor, row.host_module.split(".", 3)[-1])
+        module = row.hf_module.replace(".{expert}", "")
+        key = (module.split(".", 3)[-1], row.factor, row.host_module.split(".", 3)[-1])
+        place = place_of(module, "inkling")
+        assert place is not None, f"SGLang does not serve {module}"
         rows[key] = (
             f"`{key[0]}`",
             row.factor + (", shared" if shared else ""),
@@ -301,10 +305,11 @@ def inkling_sites() -> str:
             " x ".join(split) or "whole",
             {None: "", "tp": "TP", "etp": "ETP", "etp_ep": "ETP x EP"}.get(row.grad_sum_group, str(row.grad_sum_group)),
             f"`{official.short_name(key[0])}`",
+            f"`{place.module.split('.', 2)[-1]}`",
+            f"`{place.target}`",
         )
-    return table(
-        ("HF", "factor", "megatron-core", "split over", "gradient summed over", "official name"), list(rows.values())
-    )
+    columns = ("HF", "factor", "megatron-core", "split over", "gradient summed over", "official name")
+    return table((*columns, "on SGLang", "SGLang target"), list(rows.values()))
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ class ServingAdapter:
     Args:
         tensors: name -> tensor, sorted by name; no two share memory.
         config: `adapter_config.json`.
-        shared_outer_experts: whether routed experts share their outer factors, which SGLang must be started for
-            (`--experts-shared-outer-loras`). False for experts with factors of their own, None without experts.
+        shared_outer_experts: whether experts share their outer factors, which SGLang must be started for
+            (`--experts-shared-outer-loras`). False for routed experts with factors of their own, None without experts.
         left_out: modules whose delta is exactly zero and that the engine cannot serve.
     """
 
@@ -80,7 +80,7 @@ def for_sglang(
             )
     raise_if_any("SGLang cannot serve this adapter:", problems)
     shared_outer = _shared_outer(pairs)
-    named = complete_groups(pairs, hf_config)
+    named = complete_groups(pairs, hf_config, shared_outer=shared_outer)
     return ServingAdapter(
         tensors=dict(sorted(_names(named))),
         config=_config(config, lora.scale * lora.rank, sorted({place.target for place in pairs})),
@@ -118,10 +118,15 @@ def _misshapen(module: str, pair: Pair, place: Place, rank: int, hf_config: Mapp
 
 
 def _shared_outer(pairs: Mapping[Place, Pair]) -> bool | None:
-    """Whether the outer factors of routed experts are shared; one answer for all of them."""
+    """Whether the outer factors of experts are shared; one answer for all of them.
+
+    Shared experts of one tensor always share them, and have copies where routed experts do not (`complete_groups`).
+    """
     forms = {True: "", False: ""}
+    stacked = None
     for place, pair in pairs.items():
         if not place.experts:
+            stacked = True if ".shared_experts." in place.module else stacked
             continue
         shared = False
         if place.expert is None:
@@ -143,7 +148,7 @@ def _shared_outer(pairs: Mapping[Place, Pair]) -> bool | None:
             reason=f"shares its outer factor over the experts and {forms[False]} does not; SGLang takes one layout",
             cure="train all experts with the same layout",
         )
-    return True if forms[True] else False if forms[False] else None
+    return True if forms[True] else False if forms[False] else stacked
 
 
 def _names(named: Mapping[str, Pair]) -> Iterator[tuple[str, Tensor]]:

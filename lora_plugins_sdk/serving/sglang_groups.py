@@ -6,7 +6,7 @@ else. A missing member gets factors of zeros here, which add exactly nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _QKVZ = "in_proj_qkvz"
+_SHARED = ".shared_experts."
 _GROUPS = {
     "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     _QKVZ: ("linear_attn.in_proj_q", "linear_attn.in_proj_k", "linear_attn.in_proj_v", "linear_attn.in_proj_z"),
@@ -32,8 +33,15 @@ class Pair:
     b: Tensor
 
 
-def complete_groups(pairs: Mapping[Place, Pair], hf_config: Mapping[str, Any]) -> dict[str, Pair]:
+def complete_groups(
+    pairs: Mapping[Place, Pair], hf_config: Mapping[str, Any], *, shared_outer: bool | None
+) -> dict[str, Pair]:
     """Module in SGLang's terms -> its factors, each group whole; no two tensors share memory.
+
+    Args:
+        pairs: what is adapted.
+        hf_config: the base's `config.json`.
+        shared_outer: whether routed experts share their outer factors; None where none is adapted.
 
     Raises:
         LoraError: a member is missing whose width the config does not tell.
@@ -46,7 +54,16 @@ def complete_groups(pairs: Mapping[Place, Pair], hf_config: Mapping[str, Any]) -
             named[place.module] = pair
     for place in pairs:
         _complete(place, named, hf_config)
+    if any(place.experts for place in pairs) and not shared_outer:
+        named = {module: _own_factors(pair) if _SHARED in module else pair for module, pair in named.items()}
     return named
+
+
+def _own_factors(pair: Pair) -> Pair:
+    """The same with a copy of a shared factor for each expert: shared experts have the layout of the routed ones."""
+    experts = max(pair.a.shape[0], pair.b.shape[0])
+    a, b = (one.expand(experts, *one.shape[1:]).clone() for one in (pair.a, pair.b))
+    return Pair(a=a, b=b)
 
 
 def _split_qkv(place: Place, pair: Pair, hf_config: Mapping[str, Any]) -> dict[str, Pair]:
@@ -76,25 +93,27 @@ def _complete(place: Place, named: dict[str, Pair], hf_config: Mapping[str, Any]
     for member in members:
         if member not in present:
             have = named[f"{stem}{present[0]}"]
-            width = _width(member, hf_config)
+            width = _width(member, hf_config, place.layer)
             named[f"{stem}{member}"] = Pair(
                 a=have.a.new_zeros(have.a.shape), b=have.b.new_zeros((width, have.b.shape[-1]))
             )
 
 
-def _width(member: str, hf_config: Mapping[str, Any]) -> int:
-    """Output width of one member of a group.
+def _width(member: str, hf_config: Mapping[str, Any], layer: int | None = None) -> int:
+    """Output width of one member of a group; `layer` is its layer, which matters in Inkling.
 
     Raises:
         LoraError: the config does not tell.
     """
-    if family_of(hf_config) == "inkling":
-        raise LoraError(
-            member,
-            reason="SGLang takes q, k, v and r of an Inkling layer together, and this one is missing",
-            cure="train all four (q_proj, k_proj, v_proj, r_proj) or none",
-        )
     config = text_config(hf_config)
+    if family_of(hf_config) == "inkling":
+        # Layers with a sliding window have sizes of their own.
+        kinds, windowed = config.get("layer_types"), config.get("local_layer_ids") or ()
+        sliding = layer in windowed if kinds is None else layer is not None and kinds[layer] == "hybrid_sliding"
+        sizes = ("num_attention_heads", "num_key_value_heads", "head_dim")
+        heads, groups, width = (config.get(f"swa_{size}" if sliding else size) for size in sizes)
+        own = {"wq_du": (heads, width), "wk_dv": (groups, width), "wv_dv": (groups, width)}
+        return _product(member, own.get(member.removeprefix("attn."), (heads, config.get("d_rel"))))
     heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads")
     keys, values = config.get("linear_num_key_heads"), config.get("linear_num_value_heads")
     gate = 2 if is_delta_net_hybrid(config) else 1  # an output gate as wide as the queries
@@ -108,8 +127,12 @@ def _width(member: str, hf_config: Mapping[str, Any]) -> int:
         "linear_attn.in_proj_v": (values, config.get("linear_value_head_dim")),
         "linear_attn.in_proj_z": (values, config.get("linear_value_head_dim")),
     }
+    return _product(member, factors[member])
+
+
+def _product(member: str, factors: Iterable[object]) -> int:
     width = 1
-    for factor in factors[member]:
+    for factor in factors:
         if isinstance(factor, bool) or not isinstance(factor, int) or factor < 1:
             raise LoraError(
                 member,

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from lora_harness.config import TrainConfig, parse_config
 from lora_harness.engines.base import EngineCapabilities
@@ -99,6 +101,22 @@ def test_the_refusal_lists_everything(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(LoraError, match=r"cannot serve what is to be trained:(?s:.*)self_attn\.k_proj(?s:.*)mlp\.up"):
         refuse_unservable(config(tmp_path, engine="sglang", mode="adapter"), RunFacts())
     refuse_unservable(config(tmp_path, engine="sglang", train_only=True), RunFacts())
+
+
+@pytest.mark.parametrize("rollout", [{"mode": "adapter"}, {"mode": "merge"}, {"train_only": True}])
+def test_an_inkling_that_sglang_would_not_load_is_refused(tmp_path: Path, rollout: dict[str, Any]):
+    """SGLang passes over names that it does not know and serves weights that nobody set."""
+    sums = config(tmp_path, engine="sglang", **rollout)
+    tiny = load_plugin(architecture="inkling").architecture.tiny_config
+    (tmp_path / "config.json").write_text(json.dumps(dict(tiny)))
+    save_file({"model.layers.0.self_attn.q_proj.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(LoraError, match=r"q_proj.weight and the like: SGLang reads Inkling as it is published"):
+        refuse_unservable(sums, RunFacts())
+    refuse_unservable(config(tmp_path), RunFacts())
+    published = {"model.llm.layers.0.attn.wq_du.weight": torch.ones(2, 2), "model.visual.layers.0.w": torch.ones(2)}
+    save_file(published, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(dict(tiny)))
+    refuse_unservable(sums, RunFacts())
 
 
 def test_what_sglang_leaves_out_of_a_linear_is_held_at_zero_in_adapter_mode_alone(

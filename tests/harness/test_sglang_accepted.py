@@ -99,7 +99,8 @@ ACCEPTED: list[tuple[int, str, bool, Shape, Shape]] = [
     (3, "mlp.experts.down_proj", True, (E, R, F), (1, H, R)),
     (3, "mlp.experts.w3", True, (1, R, H), (E, F, R)),
     (3, "mlp.shared_experts.gate_proj", True, (1, R, H), (N, F, R)),
-    (3, "mlp.shared_experts.w1", False, (1, R, H), (N, F, R)),
+    (3, "mlp.shared_experts.w1", False, (N, R, H), (N, F, R)),
+    (3, "mlp.shared_experts.w2", False, (N, R, F), (N, H, R)),
     (3, "mlp.shared_experts.up_proj", True, (1, R, H), (N, F, R)),
     (3, "mlp.shared_experts.gate_up_proj", True, (1, R, H), (N, 2 * F, R)),
     (3, "mlp.shared_experts.w2", True, (N, R, F), (1, H, R)),
@@ -146,6 +147,11 @@ def test_head_and_embedding() -> None:
     assert isinstance(head, Factors) and isinstance(embedding, Factors)
     assert (head.a, head.b) == ((R, H), (V, R))
     assert (embedding.a, embedding.b) == ((R, V), (H, R))
+
+
+def test_a_head_has_no_factors_for_the_padding_of_its_vocabulary() -> None:
+    found = accepted_factors("lm_head", BASE, {"unpadded_vocab_size": V - 3}, rank=R, shared_outer=False)
+    assert isinstance(found, Factors) and (found.a, found.b) == ((R, H), (V - 3, R))
 
 
 def test_every_row_of_the_table_is_here() -> None:

@@ -87,6 +87,7 @@ def arguments(**changes: Any) -> dict[str, Any]:
         context=64,
         recurrent=False,
         config_keys={},
+        snapshots=False,
         lora=LORA,
         cpu=True,
         given={},
@@ -108,6 +109,9 @@ def test_arguments_follow_from_the_run():
     hybrid = arguments(recurrent=True, config_keys={"full_attention_interval": 2})
     assert (hybrid["disable_radix_cache"], hybrid["max_mamba_cache_size"]) == (True, 16)
     assert json.loads(hybrid["json_model_override_args"]) == {"full_attention_interval": 2}
+    inkling = arguments(snapshots=True)
+    assert (inkling["max_mamba_cache_size"], inkling["swa_full_tokens_ratio"]) == (20, 1.0)
+    assert "disable_radix_cache" not in inkling, "SGLang does not load the model without"
     assert arguments(given={"max_total_tokens": 99})["max_total_tokens"] == 99, "the user's word wins on a CPU too"
 
 

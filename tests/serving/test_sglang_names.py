@@ -157,15 +157,60 @@ def test_experts_of_each_layout() -> None:
         served(factors(**inner))
 
 
-def test_inkling_takes_all_four_or_none() -> None:
-    hf = {"text_config": {"model_type": "inkling_text", "num_hidden_layers": 2}}
-    attention = {f"layers__0__self_attn__{leaf}_proj": linear(10) for leaf in "qkvr"}
-    found = served(factors(**attention, layers__0__self_attn__o_proj=linear(HIDDEN, 10)), hf)
+INKLING: dict[str, Any] = {
+    "model_type": "inkling_mm_model",
+    "text_config": {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 5,
+        "swa_num_attention_heads": 3,
+        "swa_num_key_value_heads": 3,
+        "swa_head_dim": 4,
+        "d_rel": 6,
+    },
+}
+
+
+@pytest.mark.parametrize("kinds", [{"local_layer_ids": [1]}, {"layer_types": ["hybrid", "hybrid_sliding"]}])
+def test_inkling_has_q_k_v_and_r_together(kinds: dict[str, Any]) -> None:
+    """B28: what is missing has zeros, as many rows as its layer's kind has."""
+    hf = {**INKLING, "text_config": INKLING["text_config"] | kinds}
+    tensors = factors(
+        layers__0__self_attn__r_proj=linear(24),
+        layers__0__self_attn__o_proj=linear(HIDDEN, 20),
+        layers__1__self_attn__q_proj=linear(12),
+    )
+    found = served(tensors, hf)
     assert found.config["target_modules"] == ["qkvr", "wo_ud"]
-    assert f"{PREFIX}layers.0.attn.wr_du.lora_A.weight" in found.tensors
-    del attention["layers__0__self_attn__k_proj"]
-    with pytest.raises(LoraError, match=r"wk_dv.*train all four"):
-        served(factors(**attention), hf)
+    rows = {
+        (layer, leaf): found.tensors[f"{PREFIX}layers.{layer}.attn.{leaf}.lora_B.weight"].shape[0]
+        for layer in range(2)
+        for leaf in ("wq_du", "wk_dv", "wv_dv", "wr_du")
+    }
+    assert list(rows.values()) == [20, 10, 10, 24, 12, 12, 12, 18]
+    assert product(found, "layers.0.attn.wr_du").any() and product(found, "layers.1.attn.wq_du").any()
+    assert not any(product(found, f"layers.1.attn.{leaf}").any() for leaf in ("wk_dv", "wv_dv", "wr_du"))
+
+
+SHARED = {
+    "layers__0__mlp__shared_experts__up_proj": ((1, RANK, HIDDEN), (2, INNER, RANK)),
+    "layers__0__mlp__shared_experts__down_proj": ((2, RANK, INNER), (1, HIDDEN, RANK)),
+}
+
+
+def test_shared_experts_have_the_layout_of_the_routed_ones() -> None:
+    """B30: SGLang fills the first expert alone from a factor that is there once, without an error."""
+    assert served(factors(**SHARED), INKLING).shared_outer_experts is True
+    routed = {"layers__0__mlp__experts__0__up_proj": linear(INNER)}
+    tensors = factors(**SHARED, **routed)
+    found = served(tensors, INKLING)
+    assert found.shared_outer_experts is False
+    for leaf, factor in (("gate_proj", "A"), ("up_proj", "A"), ("down_proj", "B")):
+        name = f"{PREFIX}layers.0.mlp.shared_experts.{leaf}.lora_{factor}.weight"
+        first, second = found.tensors[name]
+        assert torch.equal(first, second)
+        assert leaf == "gate_proj" or torch.equal(first, tensors[name][0])
 
 
 def test_rslora_is_folded_into_alpha() -> None:

@@ -21,7 +21,9 @@ from lora_harness.engines.base import SamplingParams
 from lora_harness.engines.sglang.client import SglangClient, SglangCompletion, SglangRequest
 from lora_harness.engines.sglang.http import HttpClient
 from lora_harness.engines.sglang.server import SglangServer
+from lora_harness.engines.sglang.sync.adapter_mode import AdapterSync
 from lora_harness.engines.sglang.sync.engine_group import EngineGroup
+from lora_harness.engines.sglang.sync.merge_mode import MergeSync
 from lora_harness.engines.sglang.sync.package import LoraSettings
 from lora_plugins_sdk import PeftAdapter, write_adapter
 from lora_plugins_sdk.weight_files import read_weight_files
@@ -183,3 +185,44 @@ class Truth:
                 assert len(expected) == len(one.completion.logprobs) > 0
                 worst = max(worst, *(abs(a - b) for a, b in zip(expected, one.completion.logprobs, strict=True)))
         return worst
+
+
+class Asked:
+    """Answers of the version that serves now, and how far they are from what transformers says.
+
+    Args:
+        engines: the first of them is asked.
+        sync: knows the version.
+        tag: begins the requests' ids.
+        prompts: what is asked.
+    """
+
+    def __init__(
+        self,
+        engines: Engines,
+        sync: AdapterSync | MergeSync,
+        tag: str,
+        prompts: Iterable[Sequence[int]] = PROMPTS,
+    ) -> None:
+        with sync.serving() as stamp:
+            self._sent = requests(stamp.adapter, tag, prompts, new_tokens=8)
+            self._found = engines.group.clients[0].generate(self._sent)
+            for one in self._found:
+                stamp.check(one)
+        self.version = stamp.version
+
+    def gap(self, truth: Callable[[list[list[int]]], list[list[float]]]) -> float:
+        """Largest difference of a drawn token's log-probability.
+
+        Args:
+            truth: log-probabilities of tokens 1.. of each of the sequences.
+        """
+        both = list(zip(self._sent, self._found, strict=True))
+        expected = truth([[*request.prompt_ids, *found.token_ids] for request, found in both])
+        pairs = [
+            pair
+            for (request, found), row in zip(both, expected, strict=True)
+            for pair in zip(row[len(request.prompt_ids) - 1 :], found.logprobs, strict=True)
+        ]
+        assert len(pairs) == 8 * len(both)
+        return max(abs(expected - found) for expected, found in pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import hybrid_models
@@ -11,7 +12,7 @@ import raw_engine
 import torch
 from own_process import OwnProcess
 from safetensors.torch import load_file, save_file
-from sync_engines import LORA_ARGUMENTS, Engines, requests
+from sync_engines import LORA_ARGUMENTS, Asked, Engines
 
 from lora_harness.engines.sglang.sync.adapter_mode import AdapterSync
 from lora_harness.engines.sglang.sync.engine_weights import differences
@@ -51,29 +52,12 @@ def policy(reference: OwnProcess, model: Path, folder: Path, layout: str, gates:
     return PeftAdapter(tensors=load_file(folder / "adapter_model.safetensors"), config=config)
 
 
-class Asked:
-    """Answers of the version that serves now, and how far they are from what transformers says of an adapter."""
+Truth = Callable[[list[list[int]]], list[list[float]]]
 
-    def __init__(self, engines: Engines, sync: AdapterSync | MergeSync, tag: str) -> None:
-        with sync.serving() as stamp:
-            self._sent = requests(stamp.adapter, tag, new_tokens=8)
-            self._found = engines.group.clients[0].generate(self._sent)
-            for one in self._found:
-                stamp.check(one)
-        self.version = stamp.version
 
-    def gap(self, reference: OwnProcess, model: Path, layout: str | None, gates: str = "") -> float:
-        """Largest difference of a drawn token's log-probability."""
-        both = list(zip(self._sent, self._found, strict=True))
-        sequences = [[*request.prompt_ids, *found.token_ids] for request, found in both]
-        truth = reference.run(hybrid_models.hybrid_logprobs, str(model), sequences, layout, gates)
-        pairs = [
-            pair
-            for (request, found), expected in zip(both, truth, strict=True)
-            for pair in zip(expected[len(request.prompt_ids) - 1 :], found.logprobs, strict=True)
-        ]
-        assert len(pairs) == 8 * len(both)
-        return max(abs(expected - found) for expected, found in pairs)
+def truth(reference: OwnProcess, model: Path, layout: str | None, gates: str = "") -> Truth:
+    """What transformers says of sequences."""
+    return lambda sequences: reference.run(hybrid_models.hybrid_logprobs, str(model), sequences, layout, gates)
 
 
 @pytest.mark.parametrize(("kind", "layout"), [("text", "per_expert"), ("multimodal", "shared_outer")])
@@ -87,7 +71,7 @@ def test_merged_weights_have_every_linear_and_zeros_give_the_base_back(
         client = engines.group.clients[0]
         sync = MergeSync(engines.group, Folder(model, 512), dtype=torch.float32, buffer_mib=512)
         pristine = dict(client.weight_checksums())
-        assert Asked(engines, sync, "base").gap(reference, model, None) <= TOLERANCE
+        assert Asked(engines, sync, "base").gap(truth(reference, model, None)) <= TOLERANCE
         sync.publish(1, adapter.tensors, adapter.config)
         merged = Asked(engines, sync, "merged")
         assert merged.version == 1
@@ -96,9 +80,11 @@ def test_merged_weights_have_every_linear_and_zeros_give_the_base_back(
             *(f"0.linear_attn.{leaf}.weight" for leaf in ("in_proj_qkvz", "in_proj_ba", "out_proj")),
             *(f"1.{leaf}" for leaf in ("qkv_proj.weight", "mlp.experts.w13_weight", "mlp.experts.w2_weight")),
         }
-        assert merged.gap(reference, model, layout, "trained") <= TOLERANCE
-        assert merged.gap(reference, model, None) > 0.1
-        assert merged.gap(reference, model, layout, "pinned") > 0.001, "the gates of the delta nets are not in it"
+        assert merged.gap(truth(reference, model, layout, "trained")) <= TOLERANCE
+        assert merged.gap(truth(reference, model, None)) > 0.1
+        assert merged.gap(truth(reference, model, layout, "pinned")) > 0.001, (
+            "the gates of the delta nets are not in it"
+        )
         sync.publish(2, {name: torch.zeros_like(one) for name, one in adapter.tensors.items()}, adapter.config)
         assert not differences(pristine, client.weight_checksums())
 
@@ -122,5 +108,5 @@ def test_an_adapter_on_all_that_is_served_with_pinned_gates(reference: OwnProces
             sync.publish(2, trained.tensors, trained.config)
         answers = Asked(engines, sync, "adapter")
         assert answers.version == 1
-        assert answers.gap(reference, model, layout, "pinned") <= TOLERANCE
-        assert answers.gap(reference, model, None) > 0.1
+        assert answers.gap(truth(reference, model, layout, "pinned")) <= TOLERANCE
+        assert answers.gap(truth(reference, model, None)) > 0.1

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lora_harness.engines.base import EngineCapabilities
-from lora_harness.engines.sglang.base_fit import refuse_unfit_base
+from lora_harness.engines.sglang.base_fit import refuse_other_layouts, refuse_unfit_base
 from lora_plugins_sdk import derive_table, load_plugin, read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 from lora_plugins_sdk.serving.sglang_places import HELD_AT_ZERO, family_of, served_leaves
@@ -55,6 +55,7 @@ def refuse_unservable(config: TrainConfig, facts: RunFacts) -> None:
     hf_config = read_hf_config(config.model.path)
     if config.rollout.sglang is not None:
         refuse_unfit_base(config.rollout.sglang, hf_config)
+        refuse_other_layouts(config.model.path, hf_config)
     if config.rollout.train_only:
         return
     plugin = load_plugin(str(hf_config.get("model_type")), plugin=config.model.plugin)

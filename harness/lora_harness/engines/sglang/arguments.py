@@ -24,6 +24,8 @@ CPU_ARGUMENTS: Mapping[str, Any] = {
 }
 # Slots for recurrent states per sequence that is decoded. Unset, SGLang fills gigabytes with them.
 _STATES_PER_SEQUENCE = 4
+# The same where the prefix cache keeps snapshots: with fewer SGLang decodes fewer sequences.
+_SNAPSHOTS_PER_SEQUENCE = 5
 
 
 def engine_arguments(
@@ -35,6 +37,7 @@ def engine_arguments(
     context: int,
     recurrent: bool,
     config_keys: Mapping[str, Any],
+    snapshots: bool,
     lora: LoraSettings | None,
     cpu: bool,
     given: Mapping[str, Any],
@@ -49,6 +52,7 @@ def engine_arguments(
         context: longest sequence of the model, in tokens.
         recurrent: whether the model has gated delta nets.
         config_keys: what SGLang's config of the model needs on top of `config.json`.
+        snapshots: whether SGLang takes snapshots of the model's states into its prefix cache and cannot do without.
         lora: None for an engine without adapters.
         cpu: whether to run without an accelerator.
         given: the user's own arguments, which win over the CPU's.
@@ -70,6 +74,10 @@ def engine_arguments(
             # The prefix cache of recurrent states needs a GPU.
             states = _STATES_PER_SEQUENCE * max_running_requests
             arguments |= {"disable_radix_cache": True, "max_mamba_cache_size": states}
+        if snapshots:
+            # Sliding layers have a cache of their own, by default a tenth: too small for texts within the window.
+            states = _SNAPSHOTS_PER_SEQUENCE * max_running_requests
+            arguments |= {"max_mamba_cache_size": states, "swa_full_tokens_ratio": 1.0}
     if lora is not None:
         arguments |= {
             "enable_lora": True,

@@ -1,15 +1,17 @@
-"""Whether SGLang can serve a base at all. Known from `config.json`, before anything is started. No torch."""
+"""Whether SGLang can serve a base at all. Known from its files, before anything is started. No torch."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from lora_harness.config.rollout import SglangSection
-from lora_plugins_sdk.errors import Diagnostic, raise_if_any
+from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.serving.sglang_config import missing_keys
-from lora_plugins_sdk.serving.sglang_places import text_config
+from lora_plugins_sdk.serving.sglang_places import family_of, text_config
+from lora_plugins_sdk.weight_files import read_weight_files
 
 # SGLang's own CPU kernels, which `lora_sglang_cpu` leaves alone, want widths in multiples of this on each rank.
 _KERNEL_WIDTH = 32
@@ -28,6 +30,28 @@ def refuse_unfit_base(section: SglangSection, hf_config: Mapping[str, Any]) -> N
     """
     missing_keys(hf_config)
     raise_if_any("SGLang cannot serve this base:", _uneven(section, text_config(hf_config)))
+
+
+def refuse_other_layouts(base: Path, hf_config: Mapping[str, Any]) -> None:
+    """Refuse an Inkling that is not stored as published: SGLang passes over all other names without a word.
+
+    Args:
+        base: HF directory.
+        hf_config: its `config.json`.
+
+    Raises:
+        LoraError: names one of its tensors.
+    """
+    if family_of(hf_config) != "inkling":
+        return
+    names = list(read_weight_files(base).where)
+    if not any(name.startswith("model.llm.") for name in names):
+        raise LoraError(
+            str(base),
+            reason=f"holds {names[0]} and the like: SGLang reads Inkling as it is published (model.llm.*)",
+            cure="give the published checkpoint (`lora_plugin_inkling.model.published` makes its tensors), or use "
+            "rollout.engine = 'local'",
+        )
 
 
 def _uneven(section: SglangSection, text: Mapping[str, Any]) -> Iterator[Diagnostic]:

@@ -29,7 +29,7 @@ from lora_harness.ranks import is_alone, on_first_rank
 from lora_plugins_sdk import LoraError, read_hf_config
 from lora_plugins_sdk.serving.sglang import for_sglang
 from lora_plugins_sdk.serving.sglang_config import has_delta_nets, missing_keys
-from lora_plugins_sdk.serving.sglang_places import text_config
+from lora_plugins_sdk.serving.sglang_places import family_of, text_config
 
 if TYPE_CHECKING:
     from lora_plugins_sdk import PeftAdapter
@@ -120,6 +120,7 @@ def _engines(config: TrainConfig, hf_config: Mapping[str, Any], lora: LoraSettin
         context=context_length(config.model.path),
         recurrent=has_delta_nets(hf_config),
         config_keys=missing_keys(hf_config),
+        snapshots=family_of(hf_config) == "inkling",
         lora=lora,
         cpu=not torch.cuda.is_available(),
         given=section.arguments,

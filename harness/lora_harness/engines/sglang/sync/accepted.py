@@ -126,7 +126,7 @@ def accepted_factors(
     """
     found = _MODULE.fullmatch(module)
     if found is None:
-        return _outside(module.rsplit(".", 1)[-1], base, rank)
+        return _outside(module.rsplit(".", 1)[-1], base, hf_config, rank)
     layer = int(found["layer"])
     stem, _, leaf = found["path"].rpartition(".")
     path = f"{stem}.{_PUBLISHED.get(leaf, leaf)}"
@@ -145,18 +145,17 @@ def accepted_factors(
     out, width = sizes
     if bank is None:
         return Factors(a=(rank, width), b=(out, rank), form="[rank, in] and [out, rank]")
-    # Inkling's shared experts always share their outer factors.
-    shared = shared_outer or bank["bank"] == "shared_experts"
     experts = base.experts(layer, bank["bank"])
-    return _expert(bank["expert"], bank["leaf"], experts, out, width, rank=rank, shared_outer=shared)
+    return _expert(bank["expert"], bank["leaf"], experts, out, width, rank=rank, shared_outer=shared_outer)
 
 
-def _outside(leaf: str, base: BaseShapes, rank: int) -> Factors | str:
+def _outside(leaf: str, base: BaseShapes, hf_config: Mapping[str, Any], rank: int) -> Factors | str:
     if leaf not in ("lm_head", "embed_tokens"):
         return "SGLang has no LoRA for this module"
     if leaf not in base.outside:
         return f"the base has no {leaf}"
-    vocabulary, hidden = base.outside[leaf]
+    rows, hidden = base.outside[leaf]
+    vocabulary = hf_config.get("unpadded_vocab_size") or rows
     if leaf == "embed_tokens":
         return Factors(a=(rank, vocabulary), b=(hidden, rank), form="[rank, vocabulary] and [hidden, rank]")
     return Factors(a=(rank, hidden), b=(vocabulary, rank), form="[rank, hidden] and [vocabulary, rank]")

@@ -12,6 +12,8 @@ _IN_LAYER = re.compile(r"(?:model\.|language_model\.|llm\.)*layers\.(?P<layer>\d
 _OUTSIDE = re.compile(r"(?:model\.|language_model\.|llm\.)*(?P<path>[a-z_]+)\.weight")
 _EXPERT = re.compile(r"mlp\.(?P<bank>experts|shared_experts)\.(?P<expert>\d+)\.")
 _PACKED = re.compile(r"mlp\.(?P<bank>experts|shared_experts)\.\w+")
+# Published names of Inkling.
+_RENAMED = {"unembed": "lm_head", "embed": "embed_tokens"}
 
 Shape = tuple[int, ...]
 
@@ -38,7 +40,7 @@ class BaseShapes:
             if found := _IN_LAYER.fullmatch(name):
                 layers.setdefault(int(found["layer"]), {})[found["path"].removesuffix(".weight")] = shape
             elif found := _OUTSIDE.fullmatch(name):
-                outside[found["path"]] = shape
+                outside[_RENAMED.get(found["path"], found["path"])] = shape
         if "lm_head" not in outside and "embed_tokens" in outside:
             # A base without a head of its own ties it to the embedding; SGLang gives it a LoRA all the same.
             outside["lm_head"] = outside["embed_tokens"]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lora_plugins_sdk.serving.sglang_places import family_of
 from lora_plugins_sdk.weight_files import WeightFiles
 
 # Leaf of an engine's parameter -> the HF projections whose rows it holds, in order.
@@ -32,6 +33,21 @@ _EXPERTS_IN = {part: (leaf, parts) for leaf, parts in EXPERTS.items() for part i
 _EXPERT = re.compile(r"(?P<block>.+\.experts)\.(?P<expert>\d+)\.(?P<leaf>gate_proj|up_proj|down_proj)\.weight")
 _VOCABULARY = ("embed_tokens", "lm_head")
 _VOCABULARY_MULTIPLE = 64
+# Inkling, after `layers.N.`: an engine's parameter -> the published tensors that are its rows, where names differ.
+_INKLING = {
+    "attn.qkvr.weight": tuple(f"attn.{leaf}.weight" for leaf in ("wq_du", "wk_dv", "wv_dv", "wr_du")),
+    "mlp.gate_up_proj.weight": ("mlp.w13_dn.weight",),
+    "mlp.down_proj.weight": ("mlp.w2_md.weight",),
+    "mlp.shared_experts.w13_weight": ("mlp.shared_experts.shared_w13_weight",),
+    "mlp.shared_experts.w2_weight": ("mlp.shared_experts.shared_w2_weight",),
+}
+_INKLING_DOWN = "mlp.shared_experts.w2_weight"
+_INKLING_IN = {part: held for held, parts in _INKLING.items() for part in parts}
+_INKLING_VOCABULARY = {"embed.weight": "embed_tokens.weight", "unembed.weight": "lm_head.weight"}
+_PUBLISHED = re.compile(r"model\.llm\.(?P<stem>layers\.\d+\.)?(?P<name>.+)")
+# Rows of Inkling's router are padded to this; what chooses experts stays in fp32.
+_ROUTER_MULTIPLE = 8
+_ROUTER_FP32 = ("mlp.gate.bias", "mlp.gate.global_scale")
 # Reported among the weights, though it follows from the config: the axis of each rotary lane of an image's positions.
 _COMPUTED = ".rotary_emb.axis_map"
 
@@ -43,14 +59,16 @@ class EngineWeight:
     Args:
         name: the engine's name.
         parts: HF tensors that are its rows, in order; expert by expert where it holds all of them.
-        padded: whether rows of zeros follow, up to a multiple of 64.
+        multiple: rows of zeros follow, up to a multiple of this.
+        turned: whether it has each matrix transposed.
         plus_one: whether it is one more than the HF tensor (a norm that HF stores around zero).
         dtype: where it is not the engine's.
     """
 
     name: str
     parts: tuple[str, ...]
-    padded: bool = False
+    multiple: int = 1
+    turned: bool = False
     plus_one: bool = False
     dtype: torch.dtype | None = None
 
@@ -63,9 +81,10 @@ class EngineWeight:
         """
         tensors = [one.to(self.dtype or dtype) for one in parts]
         rows = sum(one.shape[0] for one in tensors)
-        if self.padded and rows % _VOCABULARY_MULTIPLE:
-            tensors.append(tensors[0].new_zeros(-rows % _VOCABULARY_MULTIPLE, *tensors[0].shape[1:]))
-        held = torch.cat(tensors) if len(tensors) > 1 else tensors[0].contiguous()
+        if rows % self.multiple:
+            tensors.append(tensors[0].new_zeros(-rows % self.multiple, *tensors[0].shape[1:]))
+        held = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+        held = (held.transpose(-2, -1) if self.turned else held).contiguous()
         return held + 1 if self.plus_one else held
 
 
@@ -76,6 +95,8 @@ def engine_weights(base: WeightFiles, hf_config: Mapping[str, Any]) -> dict[str,
         base: the HF directory it serves.
         hf_config: its `config.json`.
     """
+    if family_of(hf_config) == "inkling":
+        return {one.name: one for one in _of_inkling(base)}
     tied = bool(hf_config.get("tie_word_embeddings"))
     experts = _experts_of(base)
     held = (_weight(name, base, experts) for name in base.where if not (tied and name.endswith("lm_head.weight")))
@@ -107,7 +128,7 @@ def _weight(name: str, base: WeightFiles, experts: Mapping[str, list[int]]) -> E
     whole = tuple(f"{stem}.{part}.{kind}" for part in leaves)
     if whole and all(one in base.where for one in whole):
         return EngineWeight(name=f"{stem}.{packed}.{kind}", parts=whole)
-    return EngineWeight(name=name, parts=(name,), padded=leaf in _VOCABULARY)
+    return EngineWeight(name=name, parts=(name,), multiple=_VOCABULARY_MULTIPLE if leaf in _VOCABULARY else 1)
 
 
 def _of_qwen3_5(weight: EngineWeight) -> Iterator[EngineWeight]:
@@ -119,12 +140,36 @@ def _of_qwen3_5(weight: EngineWeight) -> Iterator[EngineWeight]:
     if name.startswith("model.visual."):
         name = name.removeprefix("model.").replace(".attn.qkv.", ".attn.qkv_proj.")
         # Its places are a vocabulary to SGLang.
-        yield replace(weight, name=name, padded=name == "visual.pos_embed.weight")
+        places = name == "visual.pos_embed.weight"
+        yield replace(weight, name=name, multiple=_VOCABULARY_MULTIPLE if places else 1)
         return
     name = name.replace("model.language_model.", "model.", 1).replace(".self_attn.", ".")
     yield replace(weight, name=name, dtype=torch.float32 if name.endswith(".A_log") else None)
     if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         yield replace(weight, name=f"{name.removesuffix('weight')}gemma_weight", plus_one=True)
+
+
+def _of_inkling(base: WeightFiles) -> Iterator[EngineWeight]:
+    """The parameters of a published Inkling; its towers are not served."""
+    for stored in base.where:
+        found = _PUBLISHED.fullmatch(stored)
+        if found is None:
+            continue
+        stem, name = found["stem"] or "", found["name"]
+        held = _INKLING_IN.get(name, name)
+        parts = _INKLING.get(held, (name,))
+        if name != parts[0]:
+            continue
+        vocabulary = None if stem else _INKLING_VOCABULARY.get(name)
+        yield EngineWeight(
+            name=f"llm.{stem}{vocabulary or held}",
+            parts=tuple(f"model.llm.{stem}{part}" for part in parts),
+            multiple=_VOCABULARY_MULTIPLE if vocabulary else _ROUTER_MULTIPLE if name == "mlp.gate.weight" else 1,
+            dtype=torch.float32 if name in _ROUTER_FP32 else None,
+        )
+        if held == _INKLING_DOWN:
+            # What it multiplies by, side by side for all shared experts; made anew whenever they change.
+            yield EngineWeight(name=f"llm.{stem}{held.removesuffix('w2_weight')}_w2_lin", parts=(stored,), turned=True)
 
 
 def differences(expected: Mapping[str, str], reported: Mapping[str, str]) -> list[str]:

@@ -53,7 +53,10 @@ class MergeSync:
         self._versions = Versions(keep=2)
         self._publishing = threading.Lock()
         self._weights = engine_weights(folder.base, folder.hf_config)
-        self._held_in = {part: one for one in self._weights.values() for part in one.parts}
+        self._held_in: dict[str, list[str]] = {}
+        for name, weight in self._weights.items():
+            for part in weight.parts:
+                self._held_in.setdefault(part, []).append(name)
         self._now = folder.pristine()
         self._checksum = self._find_checksum()
         self._pristine: dict[str, str] = {}
@@ -152,7 +155,7 @@ class MergeSync:
             live.difference_update(errors)
 
         expected = dict(self._pristine)
-        touched = {self._held_in[name].name for name in names}
+        touched = {held for name in names for held in self._held_in[name]}
         weights = {name: weight for name, weight in self._weights.items() if name in touched}
         if weights:
             ask(lambda client: client.begin_weight_update())
@@ -174,14 +177,16 @@ class MergeSync:
         names: Collection[str],
         checksums: dict[str, str],
     ) -> Iterator[tuple[str, Tensor]]:
-        """The tensors among `names` of a version, each read once; the checksums of `weights` are entered on the way."""
+        """The tensors among `names` of a version, each once; the checksums of `weights` are entered on the way."""
+        left = set(names)
         for name, weight in weights.items():
             sending: list[tuple[str, Tensor]] = []
 
             def parts(weight: EngineWeight = weight, sending: list[tuple[str, Tensor]] = sending) -> Iterator[Tensor]:
                 for part in weight.parts:
                     tensor = folded.read(part)
-                    if part in names:
+                    if part in left:
+                        left.remove(part)
                         sending.append((part, tensor))
                     yield tensor
 
