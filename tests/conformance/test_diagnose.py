@@ -39,6 +39,15 @@ def test_parts_of_a_sum(right: Tensor) -> None:
     assert likely_cause(right / 2, right, halves) == "off by the factor 0.5: averaged"
 
 
+def test_parts_that_several_ranks_hold(right: Tensor) -> None:
+    """A sum over the ranks of a smaller group than the right one."""
+    part = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+    suspects = Suspects(peers=[part, part, right - part, right - part], group="etp_ep")
+    assert "the sum of the 2 parts that the 4 ETP_EP ranks hold is right" in likely_cause(part, right, suspects)
+    assert "another tag than `etp_ep`" in likely_cause(right - part, right, suspects)
+    assert likely_cause(part, right, Suspects(peers=[part] * 4)) == NO_PATTERN
+
+
 def test_mixed_up_names(right: Tensor) -> None:
     other = torch.randn(8, 6)
     assert "holds the value of layer 1" in likely_cause(other, right, Suspects(others={"layer 1": other}))

@@ -101,7 +101,7 @@ def shared_b_not_summed_over_experts() -> Iterator[None]:
         yield
 
 
-@inkling("gradients", ETP2_EP2, imitates="B4, B6", site=FC1, factor="A")
+@inkling("gradients", ETP2_EP2, imitates="B4, B6", site=FC1, factor="A", words="another tag than `etp_ep`")
 def shared_a_summed_over_etp_alone() -> Iterator[None]:
     """That A is summed over the ranks that split an expert, and not over those with other experts."""
     with tagged(FC1, "A", "etp"):

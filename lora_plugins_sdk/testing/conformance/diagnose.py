@@ -82,13 +82,21 @@ def _zero(actual: Tensor, expected: Tensor, suspects: Suspects) -> str | None:
 def _sum_over_peers(actual: Tensor, expected: Tensor, suspects: Suspects) -> str | None:
     if len(suspects.peers) < 2 or _fits(actual, expected / len(suspects.peers)):
         return None
-    total = torch.stack([peer.double() for peer in suspects.peers]).sum(0)
-    if not _fits(total, expected):
+    group, ranks = suspects.group.upper(), len(suspects.peers)
+    parts: list[Tensor] = []
+    for peer in (peer.double() for peer in suspects.peers):
+        if not any(_fits(peer, part) for part in parts):
+            parts.append(peer)
+    if len(parts) < 2 or not _fits(torch.stack(parts).sum(0), expected):
         return None
+    if len(parts) < ranks:
+        return (
+            f"the sum of the {len(parts)} parts that the {ranks} {group} ranks hold is right: summed over some of "
+            f"these ranks only (another tag than `{suspects.group}`)"
+        )
     return (
-        f"the sum over the {len(suspects.peers)} {suspects.group.upper()} ranks is right and each rank holds a part: "
-        f"a gradient sum or a collective over {suspects.group.upper()} is missing (tag `{suspects.group}` dropped, or "
-        "a region left out)"
+        f"the sum over the {ranks} {group} ranks is right and each rank holds a part: a gradient sum or a collective "
+        f"over {group} is missing (tag `{suspects.group}` dropped, or a region left out)"
     )
 
 

@@ -57,14 +57,15 @@ def _step(hf: dict[str, Tensor], hf_grads: dict[str, Tensor], upstream: Tensor) 
         micro_batch_size=ids.shape[0],
         forward_only=False,
     )
-    differences = {}
+    differences, entries = {}, 0
     expected = host_tensors(model, hf_grads, CONFIG)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             mine = parameter.main_grad  # type: ignore[attr-defined]
             scale = max(expected[name].abs().max().item(), 1e-3)
             differences[name] = (mine - expected[name]).abs().max().item() / scale
-    return {"logits": seen[0] if seen else None, "gradients": differences}
+            entries += mine.numel()
+    return {"logits": seen[0] if seen else None, "gradients": differences, "entries": entries}
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,10 @@ def test_logits_and_every_gradient(
         difference = (logits[..., :VOCABULARY] - reference["logits"]).abs().max().item()
         figure(f"{layout}: logits", difference)
         assert difference <= TOLERANCE
+    if layout == Layout():
+        padding = (CONFIG["vocab_size"] - VOCABULARY) * CONFIG["hidden_size"]
+        every = sum(gradient.numel() for gradient in reference["grads"].values()) - padding
+        assert ranks[0]["entries"] == every, "no parameter of transformers is left out, but the head's padding"
     worst = {name: value for rank in ranks for name, value in rank["gradients"].items()}
     name = max(worst, key=lambda one: worst[one])
     figure(f"{layout}: gradients, relative, worst {name}", worst[name])
