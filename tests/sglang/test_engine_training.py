@@ -10,10 +10,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import hybrid_models
+import inkling_models
 import psutil
 import pytest
 from own_process import OwnProcess
@@ -57,12 +59,22 @@ def hybrid(reference: OwnProcess, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
+@pytest.fixture(scope="module")
+def inkling(reference: OwnProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Inkling as it is published, with the quickstart's tokens and rows of padding after them."""
+    folder = tmp_path_factory.mktemp("inkling")
+    tokens = len(VOCABULARY)
+    reference.run(inkling_models.make_inkling, str(folder), vocab_size=tokens + 10, unpadded_vocab_size=tokens)
+    build_tokenizer().save_pretrained(folder)
+    return folder
+
+
 def train(
     base: Path,
     output: Path,
     mode: str,
     *,
-    rank: int | None = None,
+    lora: Mapping[str, Any] | None = None,
     expert_ranks: int = 1,
     **rollout: Any,
 ) -> subprocess.CompletedProcess[str]:
@@ -76,8 +88,7 @@ def train(
     raw["task"]["reward"] = "rewards:first_digit_is_even"
     raw["rollout"] |= {"max_batch_size": 32, **rollout}
     raw["parallel"]["ep"] = expert_ranks
-    if rank is not None:
-        raw["lora"]["rank"] = rank
+    raw["lora"] |= lora or {}
     file = output.with_suffix(".toml")
     file.write_text(dump_config(parse_config(raw)))
     start = ["-m"]
@@ -128,7 +139,7 @@ def test_a_hybrid_is_one_policy(hybrid: Path, tmp_path: Path, mode: str, expert_
     nets learn where the engine serves them, merged, and stay exactly zero where it does not, as an adapter."""
     output = tmp_path / "run"
     # A head's gates are four rows wide, so no higher rank fits.
-    done = train(hybrid, output, mode, rank=4, expert_ranks=expert_ranks, max_batch_size=8)
+    done = train(hybrid, output, mode, lora={"rank": 4}, expert_ranks=expert_ranks, max_batch_size=8)
     assert done.returncode == 0, done.stdout
     found = rows(output)
     assert [row["adapter_version"] for row in found] == [1, 2, 3]
@@ -141,6 +152,21 @@ def test_a_hybrid_is_one_policy(hybrid: Path, tmp_path: Path, mode: str, expert_
     assert {name for name, moved in learnt.items() if not moved} == (gates if mode == "adapter" else set())
     held = "held at zero, since the engine cannot serve them: linear_attn.in_proj_a, linear_attn.in_proj_b"
     assert (held in done.stdout) == (mode == "adapter")
+
+
+def test_an_inkling_is_one_policy_with_every_linear_and_the_head_trained(inkling: Path, tmp_path: Path) -> None:
+    """B36: one directory serves trainer and engine; relative states, experts of both kinds and the head arrive."""
+    output = tmp_path / "run"
+    lora = {"rank": 4, "target_modules": ["all-linear", "lm_head"], "expert_sharing": "outer"}
+    done = train(inkling, output, "adapter", lora=lora)
+    assert done.returncode == 0, done.stdout
+    found = rows(output)
+    assert [row["adapter_version"] for row in found] == [1, 2, 3]
+    assert all(row["bytes_synced"] > 0 for row in found) and max(row["kl"] for row in found) > 1e-3, "it moved"
+    assert max(row["logprob_gap_max"] for row in found) <= 1e-4
+    adapter = load_file(output / "adapter" / "adapter_model.safetensors")
+    for leaf in ("r_proj", "mlp.experts.up_proj", "shared_experts.down_proj", "lm_head"):
+        assert any(bool(one.any()) for name, one in adapter.items() if f"{leaf}.lora_B" in name), leaf
 
 
 def test_a_gap_above_the_limit_ends_the_run_and_its_engines(base: Path, tmp_path: Path) -> None:
