@@ -194,6 +194,7 @@ SERVING = {
         ),
         mutants=(
             "padding-exported",
+            "padding-filled",
             "padding-of-the-checkpoint-kept",
             "padding-of-the-vocabulary-exported",
             "last-rank-padded-at-the-front",

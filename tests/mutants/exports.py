@@ -21,7 +21,7 @@ from lora_plugins_sdk import (
 )
 from lora_plugins_sdk.factors import LoraFactors
 from mutants.mutant import seeded
-from mutants.places import FC1, HEAD, PP2, PROJ, QKV, TP2
+from mutants.places import FC1, HEAD, PP2, PROJ, QKV, TP2, TP2_SP
 from mutants.seams import wrapped
 
 
@@ -77,6 +77,21 @@ def padding_exported() -> Iterator[None]:
         return full | {key: torch.cat([full[key], torch.zeros(1, rank)]) for key in keys}
 
     with wrapped(gather, "_of_stage", pad):
+        yield
+
+
+@seeded("logits", TP2_SP, subject="inkling", site=HEAD, words="padding are not zero")
+@seeded("logits", TP2, imitates="B42", site=HEAD, words="padding are not zero")
+def padding_filled() -> Iterator[None]:
+    """An import fills the row by which TP pads the vocabulary with the last token's."""
+
+    def fill(right: Any, row: ParamRow, full: torch.Tensor, run: ParallelRun) -> torch.Tensor:
+        local = right(row, full, run)
+        if _key(row, HEAD, "B") and run.tp_rank == run.facts.tp - 1 > 0:
+            return torch.cat([local[:-1], local[-2:-1]])
+        return local
+
+    with wrapped(scatter, "shard", fill):
         yield
 
 

@@ -123,7 +123,9 @@ def test_the_adapter_is_the_merged_checkpoint(
 ) -> None:
     """B42, I5: with the head, whose last rank is padded; what it exports is what it was given."""
     ranks = run_world(_export_and_logits, layout, base, sharing, adapter)
-    logits = torch.cat([shard for _, shard in ranks if shard is not None], dim=-1)[..., :VOCABULARY]
+    shards = [shard for _, shard in ranks if shard is not None]
+    logits, padding = torch.cat(shards, dim=-1).tensor_split([VOCABULARY], dim=-1)
+    assert not padding.any(), "the padding of the output layer is zero"
     difference = (logits - merged_logits).abs().max().item()
     figure(f"{layout}, {sharing}: logits", difference)
     assert difference <= 1e-5

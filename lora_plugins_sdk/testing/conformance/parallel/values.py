@@ -50,6 +50,14 @@ def _logits(context: Context, layout: Layout) -> Iterator[Finding]:
         if not error <= BOUND:
             cause = "see `outputs` for the site where the deviation starts"
             yield Finding(what="logits", rank=seen.rank, error=error, bound=BOUND, cause=cause)
+        if local[..., expected.shape[-1] :].any():
+            cause = "columns of the vocabulary's padding are not zero: the head's B or its weight has rows for no token"
+            yield Finding(what="logits", site=_padded_site(ranks), rank=seen.rank, cause=cause)
+
+
+def _padded_site(ranks: Ranks) -> str | None:
+    """The adapted linear that TP pads."""
+    return next((plan.host_module for plan in ranks.table.plans if getattr(plan.site.pack, "pad", False)), None)
 
 
 def _input_gradients(context: Context, layout: Layout) -> Iterator[Finding]:
@@ -103,7 +111,7 @@ CHECKS = (
     Check(
         name="logits",
         level=Level.PARALLEL,
-        proves="The logits are those of one process.",
+        proves="The logits are those of one process, and zero for the padding of the vocabulary.",
         run=_logits,
         needs=_NEEDS,
     ),
