@@ -87,6 +87,9 @@ class Architecture:
         tiny_config: HF config of a model small enough for `lora-plugins check`; empty when there is none.
         quickstart_config: HF config, without a vocabulary, of a model that learns something within minutes on a CPU,
             for `lora-grpo quickstart`; empty when there is none.
+        left_padding: whether transformers' model gives a row that is padded on the left what it gives the row alone. A
+            model that counts the padding as positions does not, and rollouts on transformers then decode prompts of one
+            length at a time.
         tiny_values: wildcard of HF tensor names -> value that the conformance kit draws them around, where the initial
             values of transformers give a model that blows up rounding errors (fast decays before a norm).
         lacks: capability -> reason, for what the conformance kit must not expect (the names are the kit's).
@@ -110,6 +113,7 @@ class Architecture:
     adapter_schemas: tuple[AdapterSchema, ...] = ()
     tiny_config: Mapping[str, object] = field(default_factory=dict)
     quickstart_config: Mapping[str, object] = field(default_factory=dict)
+    left_padding: bool = True
     tiny_values: Mapping[str, float] = field(default_factory=dict)
     lacks: Mapping[str, str] = field(default_factory=dict)
 

@@ -3,8 +3,9 @@
 An adapter file names the factors of each expert. transformers' model has no such modules: it holds the weights of all
 experts in one parameter `[experts, out, in]`, and PEFT gives the whole parameter one A `[experts * r, in]`, expert by
 expert, and one B `[out, r * experts]`, in which the experts of one rank are neighbours. Projections that share the
-parameter (gate and up) become one of the sum of their ranks, its B block-diagonal. The delta is the same. A router is
-no linear either: its factors keep their names and shapes, and the config names the parameter.
+parameter (gate and up) become one of the sum of their ranks, its B block-diagonal. The delta is the same. A stack of
+weights (`lora_plugins_sdk.stacks`) is such a parameter too. A router is no linear either: its factors keep their names
+and shapes, and the config names the parameter. So do those of a linear with padding rows, whose B has them zero.
 """
 
 from __future__ import annotations
@@ -20,27 +21,32 @@ from torch import Tensor
 
 from lora_plugins_sdk.architecture import Architecture
 from lora_plugins_sdk.defaults import PEFT_PREFIX
+from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.peft_files import PeftAdapter
-from lora_plugins_sdk.site import EXPERT, packed_name
+from lora_plugins_sdk.site import EXPERT, SiteKind, packed_name
 from lora_plugins_sdk.targets import Candidate, candidates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HfParameter:
-    """One HF parameter that is no linear's weight.
+    """One HF parameter whose factors PEFT cannot take as an adapter file has them.
 
     Args:
         name: of the parameter, for example `model.layers.0.mlp.experts.gate_up_proj`.
         projections: HF modules (with `{expert}` where there are experts) that it packs along `out`, in order.
         widths: rows of each.
-        experts: number of experts; 1 where the parameter is a plain matrix.
+        experts: number of experts, or of the weights of a stack; 1 where the parameter is a plain matrix.
+        padding: rows after those of the projections, to which no adapter adds anything.
+        stack_shared: of a stack, the factor that its weights share, "A" or "B"; "" for everything else.
     """
 
     name: str
     projections: tuple[str, ...]
     widths: tuple[int, ...]
     experts: int
+    padding: int = 0
+    stack_shared: str = ""
 
     @property
     def module(self) -> str:
@@ -59,17 +65,32 @@ def hf_parameters(architecture: Architecture, hf_config: Mapping[str, object]) -
     for one in candidates(architecture, hf_config):
         if one.site.fused_hf is not None:
             found.setdefault(one.site.fused_hf.format(layer=one.layer), []).append(one)
-        elif one.site.method != "forward":
+        elif one.projection.stack is not None:
+            found[one.hf] = [one]
+        elif one.site.method != "forward" or _padding(one, dims):
             found[f"{one.hf}.weight"] = [one]
-    return [
-        HfParameter(
-            name=name,
-            projections=tuple(one.hf for one in members),
-            widths=tuple(dims.resolve(one.projection.out_dim) for one in members),
-            experts=dims.resolve(members[0].site.experts or "1"),
-        )
-        for name, members in found.items()
-    ]
+    return [_parameter(name, members, dims) for name, members in found.items()]
+
+
+def _parameter(name: str, members: Sequence[Candidate], dims: ModelDims) -> HfParameter:
+    first = members[0]
+    count = dims.resolve(first.site.experts or first.projection.stack or "1")
+    column = first.site.kind is SiteKind.COLUMN
+    # The host has the weights of a stack side by side: along the output of a column site.
+    beside = count if first.projection.stack is not None and column else 1
+    return HfParameter(
+        name=name,
+        projections=tuple(one.hf for one in members),
+        widths=tuple(dims.resolve(one.projection.out_dim) // beside for one in members),
+        experts=count,
+        padding=_padding(first, dims),
+        stack_shared=("A" if column else "B") if first.projection.stack is not None else "",
+    )
+
+
+def _padding(one: Candidate, dims: ModelDims) -> int:
+    padded = one.projection.padded_to
+    return dims.resolve(padded) - dims.resolve(one.projection.out_dim) if padded is not None else 0
 
 
 def to_parameters(adapter: PeftAdapter, parameters: Sequence[HfParameter]) -> PeftAdapter:
@@ -99,6 +120,7 @@ def to_parameters(adapter: PeftAdapter, parameters: Sequence[HfParameter]) -> Pe
             held.get(module, pairs[0][1].new_zeros(parameter.experts, width, 0))
             for module, width in zip(parameter.projections, parameter.widths, strict=True)
         ]
+        blocks.append(pairs[0][1].new_zeros(parameter.experts, parameter.padding, 0))
         whole = torch.stack([torch.block_diag(*one) for one in zip(*blocks, strict=True)])
         fused[f"{prefix}.lora_A.weight"] = torch.cat([a for a, _ in pairs], dim=1).reshape(-1, shape[-1])
         fused[f"{prefix}.lora_B.weight"] = whole.permute(1, 2, 0).flatten(1)
@@ -126,7 +148,8 @@ def from_parameters(adapter: PeftAdapter, parameters: Sequence[HfParameter]) -> 
     for parameter, prefix in _placed(adapted):
         a, b = (tensors.pop(f"{prefix}.lora_{factor}.weight") for factor in "AB")
         count, experts = len(parameter.projections), parameter.experts
-        if a.shape[0] != count * rank * experts or tuple(b.shape) != (sum(parameter.widths), a.shape[0]):
+        heights = [*parameter.widths, parameter.padding]
+        if a.shape[0] != count * rank * experts or tuple(b.shape) != (sum(heights), a.shape[0]):
             raise LoraError(
                 parameter.name,
                 reason=f"its factors have shapes {list(a.shape)} and {list(b.shape)}, where {count} projections of "
@@ -134,8 +157,14 @@ def from_parameters(adapter: PeftAdapter, parameters: Sequence[HfParameter]) -> 
                 cure="give an adapter that trains all projections of the parameter with one rank each",
             )
         by_expert = b.view(b.shape[0], -1, experts).permute(2, 0, 1)
-        for index, module in enumerate(parameter.projections):
-            rows = by_expert.split(list(parameter.widths), dim=1)[index]
+        *blocks, padding = by_expert.split(heights, dim=1)
+        if padding.count_nonzero():
+            raise LoraError(
+                parameter.name,
+                reason=f"the last {parameter.padding} rows of its B are padding and not zero",
+                cure="give an adapter that was trained on this base",
+            )
+        for index, (module, rows) in enumerate(zip(parameter.projections, blocks, strict=True)):
             ranks = slice(index * rank, (index + 1) * rank)
             if rows.count_nonzero() != rows[:, :, ranks].count_nonzero():
                 raise LoraError(
@@ -143,13 +172,30 @@ def from_parameters(adapter: PeftAdapter, parameters: Sequence[HfParameter]) -> 
                     reason="the rows of one projection use the ranks of another",
                     cure="train each projection with factors of its own",
                 )
-            for expert in range(experts):
-                name = f"{PEFT_PREFIX}{module.replace(EXPERT, str(expert))}"
-                tensors[f"{name}.lora_A.weight"] = a.view(experts, -1, a.shape[1])[expert, ranks].contiguous()
-                tensors[f"{name}.lora_B.weight"] = rows[expert, :, ranks].contiguous()
+            tensors |= _as_saved(parameter, module, a.view(experts, -1, a.shape[1])[:, ranks], rows[:, :, ranks])
     config = {key: value for key, value in adapter.config.items() if key not in _OF_PARAMETERS}
     config["target_modules"] = sorted({_module(name) for name in tensors})
     return replace(adapter, tensors=tensors, config=config)
+
+
+def _as_saved(parameter: HfParameter, module: str, a: Tensor, b: Tensor) -> dict[str, Tensor]:
+    """The factors `[experts, r, in]` and `[experts, out, r]` of a projection by the names that an adapter file has."""
+    pair, named = {"A": a, "B": b}, f"{PEFT_PREFIX}{module}.lora_{{}}.weight"
+    if not parameter.stack_shared:
+        return {
+            named.replace(EXPERT, str(expert)).format(factor): tensor[expert].contiguous()
+            for expert in range(parameter.experts)
+            for factor, tensor in pair.items()
+        }
+    shared = pair[parameter.stack_shared]
+    if not torch.equal(shared, shared[:1].expand_as(shared)):
+        raise LoraError(
+            parameter.name,
+            reason=f"each of its {parameter.experts} weights has a factor {parameter.stack_shared} of its own",
+            cure="give an adapter in which they share it",
+        )
+    pair[parameter.stack_shared] = shared[:1]
+    return {named.format(factor): tensor.contiguous() for factor, tensor in pair.items()}
 
 
 _OF_PARAMETERS = ("target_parameters", "rank_pattern", "alpha_pattern")

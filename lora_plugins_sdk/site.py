@@ -62,6 +62,8 @@ class Projection:
         stack: where HF keeps several weights in one parameter `[n, ..]` of the projection's own name, n (likewise). The
             host has them side by side as one, along the output (COLUMN) or the input (ROW); `in_dim` and `out_dim` are
             the host's. One factor is each weight's own, the other shared (see `lora_plugins_sdk.stacks`).
+        padded_to: where HF's linear has further rows that belong to nothing (a padded vocabulary), its rows with them
+            (likewise); None where it has `out_dim`. Adapters have none for the padding.
 
     Raises:
         LoraError: another placeholder, or a width that is no integer expression.
@@ -72,11 +74,13 @@ class Projection:
     out_dim: str
     sections: tuple[str, ...] = ()
     stack: str | None = None
+    padded_to: str | None = None
 
     def __post_init__(self) -> None:
         check_path(self.hf, expert=True)
-        for expression in (self.in_dim, self.out_dim, *self.sections, *([self.stack] if self.stack else [])):
-            check_expression(expression)
+        for expression in (self.in_dim, self.out_dim, *self.sections, self.stack, self.padded_to):
+            if expression is not None:
+                check_expression(expression)
 
     def section_rows(self, dims: ModelDims) -> tuple[int, ...]:
         """Rows of each section, of the only one where none is declared.

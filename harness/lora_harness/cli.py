@@ -163,11 +163,17 @@ def quickstart(
     ] = "qwen3",
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps. [as many as the task needs]")] = None,
+    overrides: Overrides = None,
 ) -> None:
     """From nothing to a trained adapter in minutes, on a CPU.
 
     Makes a small model, teaches it arithmetic badly, freezes it, trains a LoRA adapter with GRPO, and shows the
     held-out reward before and after.
+
+    On several processes, with the parallel sizes of a training config:
+
+        torchrun --nproc-per-node 2 -m lora_harness quickstart --model inkling --set parallel.tp=2 \\
+            --set parallel.ep=2 --set parallel.etp=1 --set parallel.sequence_parallel=true
     """
     from lora_harness.quickstart import run_quickstart
 
@@ -179,6 +185,7 @@ def quickstart(
         steps=steps,
         mode=mode,
         sglang_python=sglang_python,
+        overrides=overrides or (),
     )
 
 

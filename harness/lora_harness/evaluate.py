@@ -14,8 +14,8 @@ from rich.console import Console
 from lora_harness.config import TrainConfig
 from lora_harness.engines import GenerationRequest, SamplingParams
 from lora_harness.engines.decode import complete
-from lora_harness.engines.model_files import load_hf_model, parameters_to_target
-from lora_harness.engines.peft_slot import adapter_state, check_fit, lora_config
+from lora_harness.engines.model_files import hf_traits, load_hf_model
+from lora_harness.engines.peft_slot import adapter_state, check_fit, lora_config, without_false_alarms
 from lora_harness.prompts import PromptEncoder
 from lora_harness.rollouts import request_seed
 from lora_harness.tasks import build_task
@@ -74,6 +74,7 @@ def evaluate(config: TrainConfig, *, adapter: Path | None, temperature: float, s
         requests,
         max_batch_size=config.rollout.max_batch_size,
         adapter_version=0 if adapter is None else 1,
+        left_padding=hf_traits(config.model.path, config.model.plugin).left_padding,
     )
     rewards = [
         task.score(examples[prompt], encoder.decode(completion.token_ids))
@@ -107,10 +108,10 @@ def load_policy(config: TrainConfig, adapter: Path | None) -> Any:
 
     given = read_adapter(adapter)
     # Factors of experts that the HF model keeps in one parameter; anything else is read from where it lies.
-    readable = to_parameters(given, parameters_to_target(config.model.path, config.model.plugin))
+    readable = to_parameters(given, hf_traits(config.model.path, config.model.plugin).parameters)
     lora_config(readable.config)
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, without_false_alarms():
             where = adapter if readable is given else write_adapter(readable, folder)
             model = PeftModel.from_pretrained(base, str(where)).eval()
     except (ValueError, RuntimeError, KeyError) as error:

@@ -16,7 +16,7 @@ from lora_plugins_sdk.hosts.initialize import initialize_megatron
 if TYPE_CHECKING:
     from lora_harness.config import ParallelSection
 
-START = "torchrun --nproc-per-node {ranks} -m lora_harness train CONFIG.toml"
+START = "torchrun --nproc-per-node {ranks} -m lora_harness ..."
 
 
 @contextmanager

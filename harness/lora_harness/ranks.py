@@ -17,6 +17,11 @@ def is_alone() -> bool:
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 
+def is_first_rank() -> bool:
+    """Whether this process is rank 0, also where no ranks were started."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
 def on_first_rank(work: Callable[[], T]) -> T:
     """Do something on rank 0; every rank gets its answer. Collective over all ranks.
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from lora_harness.advantages import degenerate_share, group_advantages
 from lora_harness.batch import StepBatch, pack
@@ -33,7 +32,7 @@ from lora_harness.losses import loss_normaliser
 from lora_harness.parity import GapReport, gap_report, refuse_gap, worst_of
 from lora_harness.phases import PhaseTimer
 from lora_harness.prompts import PromptEncoder
-from lora_harness.ranks import on_every_rank, on_first_rank
+from lora_harness.ranks import is_first_rank, on_every_rank, on_first_rank
 from lora_harness.report import RunReport
 from lora_harness.rollouts import Rollout, RolloutCollector, mean_reward
 from lora_harness.schedule import learning_rate
@@ -113,7 +112,7 @@ class Trainer:
     def train(self) -> TrainingResult:
         """Run all steps and write everything to the output directory."""
         config, start = self.config, self.start
-        first_rank = dist.get_rank() == 0
+        first_rank = is_first_rank()
         with ExitStack() as stack:
             stack.callback(self.engine.close)
             owned = owned_output(config.output, start.resume_at)

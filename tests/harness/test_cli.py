@@ -136,8 +136,10 @@ def test_eval_refuses_what_is_no_adapter(call, config, calls, tmp_path):
 
 def test_quickstart_hands_over_its_options(call, calls):
     run = ("--output", "q", "--model", "m", "--seed", "3", "--steps", "2")
+    run = (*run, "--set", "parallel.tp=2", "--set", "lora.rank=8")
     assert call("quickstart", *run, "--engine", "sglang", "--mode", "adapter", "--sglang-python", "p")[0] == 0
     expected = {"output": Path("q"), "model": "m", "seed": 3, "steps": 2}
+    expected["overrides"] = ["parallel.tp=2", "lora.rank=8"]
     expected |= {"engine": "sglang", "mode": "adapter", "sglang_python": Path("p")}
     assert calls == [("run_quickstart", (), expected)]
 

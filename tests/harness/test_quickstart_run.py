@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_quickstart import hardly_taught
 
 from lora_harness.evaluate import evaluate, run_evaluation
-from lora_harness.quickstart import recipe as recipes
 from lora_harness.quickstart import run as quickstart_run
 from lora_harness.quickstart import run_quickstart
 from lora_harness.quickstart.previous import prepare_output
@@ -26,6 +28,12 @@ from lora_plugins_sdk.errors import LoraError
         ({"engine": "no_such"}, r"'no_such'.*local"),
         ({"model": "no_such"}, r"'no_such'.*qwen3"),
         ({"steps": 0}, "steps"),
+        (
+            {"overrides": ["seed=1", "task.kind=jsonl"]},
+            r"--set seed: .* -> use --seed\n.*--set task.kind: .*lora-grpo train",
+        ),
+        ({"overrides": ["lora.rnk=1"]}, r"lora.rnk: unknown key"),
+        ({"overrides": ["parallel.tp=2"]}, r"cannot share out 1 started process -> .*torchrun --nproc-per-node 2"),
     ],
 )
 def test_bad_arguments_leave_nothing(tmp_path: Path, arguments: dict, said: str) -> None:
@@ -38,11 +46,6 @@ def test_bad_arguments_leave_nothing(tmp_path: Path, arguments: dict, said: str)
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole quickstart of two steps, on a base that was hardly taught."""
     output = tmp_path_factory.mktemp("quickstart") / "run"
-    small = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
-
-    def hardly_taught(*, model: Mapping[str, Any]) -> recipes.BaseRecipe:
-        return recipes.BaseRecipe(model={**model, **small}, target=0.0, max_steps=20)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quickstart_run, "BaseRecipe", hardly_taught)
         run_quickstart(output=output, steps=2)
@@ -102,6 +105,28 @@ def test_evaluation_uses_the_adapter_and_refuses_a_spoilt_one(finished: Path, tm
     write_adapter(read_adapter(finished / "adapter"), tmp_path / "shards", max_shard_bytes=1)
     with pytest.raises(LoraError, match=r"PEFT reads one -> write it into one first: lora-plugins export"):
         load_policy(config, tmp_path / "shards")
+
+
+@pytest.mark.slow
+@pytest.mark.world
+def test_several_ranks_make_one_base_and_train_together(tmp_path: Path) -> None:
+    """Under torchrun the first rank makes and evaluates, all train; options of the run are passed on."""
+    output = tmp_path / "run"
+    split = ("parallel.tp=2", "parallel.ep=2", "parallel.etp=1", "parallel.sequence_parallel=true")
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*start, str(Path(__file__).parent / "small_quickstart.py"), str(output), "inkling", *split, "lora.rank=12"],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("right sums on") == done.stdout.count("1/3 base: a small inkling") == 1
+    config = tomllib.loads((output / "config.toml").read_text())
+    assert config["parallel"]["ep"] == 2 and config["lora"]["rank"] == 12
+    summary = json.loads((output / "summary.json").read_text())
+    assert 0 < summary["logprob_gap_max"] <= 1e-4
 
 
 def test_output_of_another_run_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM, Qwen3Config, Qwen3ForCausalLM
 
 from lora_plugins_sdk import load_plugin
 
@@ -32,6 +32,30 @@ def write_tiny_qwen3(directory: Path, *, layers: int = 2, vocab_size: int = VOCA
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
+    model.save_pretrained(directory)
+    return directory
+
+
+def write_tiny_inkling(directory: Path, *, vocab_size: int = VOCAB, padding: int = 3, multimodal: bool = False) -> Path:
+    """A random Inkling with a padded vocabulary, log scaling from an early position on, and no tokenizer; a multimodal
+    one in the published layout."""
+    options = {**load_plugin(architecture="inkling").architecture.tiny_config}
+    options |= {"vocab_size": vocab_size + padding, "unpadded_vocab_size": vocab_size}
+    config = AutoConfig.for_model(options.pop("model_type"), **options)
+    torch.manual_seed(0)
+    if multimodal:
+        vision = {"patch_size": 4, "temporal_patch_size": 2, "n_layers": 4, "hidden_size": 4}
+        audio = {"n_mel_bins": 4, "mel_vocab_size": 8}
+        config = AutoConfig.for_model(
+            "inkling_mm_model", text_config=config.to_dict(), vision_config=vision, audio_config=audio
+        )
+    family: Any = AutoModelForMultimodalLM if multimodal else AutoModelForCausalLM
+    model: Any = family.from_config(config)
+    with torch.no_grad():
+        weights = (one for one in (*model.named_parameters(), *model.named_buffers()) if one[1].is_floating_point())
+        for name, weight in weights:
+            norm_or_scale = "norm" in name or "global_scale" in name
+            weight.copy_(weight + 0.2 * torch.randn_like(weight) if norm_or_scale else 0.15 * torch.randn_like(weight))
     model.save_pretrained(directory)
     return directory
 

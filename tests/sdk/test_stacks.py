@@ -1,6 +1,7 @@
 """HF parameters of several weights `[n, out, in]` that the host has side by side: weights, factors, files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from lora_plugins_sdk import (
     LoraConfig,
     LoraError,
     ParallelRun,
+    PeftAdapter,
     Projection,
     RunFacts,
     SelectedPlugin,
@@ -24,6 +26,7 @@ from lora_plugins_sdk import (
     import_adapter,
     load_base_weights,
 )
+from lora_plugins_sdk.peft_parameters import from_parameters, hf_parameters, to_parameters
 
 COUNT, HIDDEN, WIDTH = 3, 4, 2  # three MLPs of two units each, side by side
 CONFIG = {"model_type": "toy_stack", "num_hidden_layers": 1, "hidden_size": HIDDEN, "units": COUNT * WIDTH, "n": COUNT}
@@ -117,6 +120,62 @@ def test_the_adapter_is_one_pair_per_weight_with_one_factor_shared() -> None:
         down = hf["model.layers.0.down"][one] + tensors[name("down", "B")][0] @ tensors[name("down", "A")][one]
         expected += x @ up.t() @ down.t()
     torch.testing.assert_close(y, expected)
+
+
+HEAD = Architecture(
+    name="toy_head",
+    model_types=("toy_stack",),
+    sites=(
+        _site("up", SiteKind.COLUMN, "hidden_size", "units"),
+        Site(
+            path="head",
+            kind=SiteKind.COLUMN,
+            projections=(Projection(hf="head", in_dim="hidden_size", out_dim="tokens", padded_to="padded"),),
+        ),
+    ),
+)
+PADDED = CONFIG | {"tokens": 5, "padded": 7}
+
+
+def saved_adapter(architecture: Architecture, config: dict[str, object]) -> PeftAdapter:
+    """A random adapter on every target as a file holds it."""
+    plugin, generator, tensors = SelectedPlugin.of(architecture), torch.Generator().manual_seed(3), {}
+    for row in derive_table(plugin, config, LoraConfig(rank=2, target_modules=("*",)), RunFacts()).rows:
+        tensors |= plugin.export_tensor(row, torch.randn(row.full_shape, generator=generator))
+    modules = sorted({name.removeprefix("base_model.model.").rsplit(".lora_", 1)[0] for name in tensors})
+    return PeftAdapter(tensors=tensors, config={"r": 2, "lora_alpha": 2, "target_modules": modules})
+
+
+@pytest.mark.parametrize(("architecture", "config"), [(ARCHITECTURE, CONFIG), (HEAD, PADDED)], ids=["stacks", "head"])
+def test_peft_has_one_pair_per_parameter(architecture: Architecture, config: dict[str, object]) -> None:
+    """In PEFT's form a stack's shared factor stands once per weight, and a padded head's B has rows of zeros."""
+    saved, parameters = saved_adapter(architecture, config), hf_parameters(architecture, config)
+    fused = to_parameters(saved, parameters)
+    name = "base_model.model.{}.lora_{}.weight".format
+    for number, one in enumerate(parameters, start=1):
+        within = ".base_layer" * sum(later.module == one.module for later in parameters[number:])
+        a, b = (fused.tensors[name(one.module + within, factor)] for factor in "AB")
+        deltas = torch.einsum("ore,eri->eoi", b.unflatten(1, (-1, one.experts)), a.unflatten(0, (one.experts, -1)))
+        own = {factor: saved.tensors[name(one.projections[0], factor)] for factor in "AB"}
+        expected = (own["B"] @ own["A"]).expand(one.experts, -1, -1)
+        torch.testing.assert_close(deltas[:, : expected.shape[1]], expected)
+        assert deltas.shape[1] == expected.shape[1] + one.padding and not deltas[:, expected.shape[1] :].any()
+    back = from_parameters(fused, parameters)
+    assert back.tensors.keys() == saved.tensors.keys()
+    assert all(torch.equal(back.tensors[key], tensor) for key, tensor in saved.tensors.items())
+
+
+def test_factors_that_no_stack_or_padded_head_has_are_refused() -> None:
+    parameters = hf_parameters(HEAD, PADDED)
+    fused = to_parameters(saved_adapter(HEAD, PADDED), parameters)
+    for key, said in (
+        ("layers.0.lora_A", "each of its 3 weights has a factor A of its own"),
+        ("head.lora_B", "the last 2 rows of its B are padding and not zero"),
+    ):
+        name = next(one for one in fused.tensors if key in one)
+        changed = dict(fused.tensors) | {name: torch.randn_like(fused.tensors[name])}
+        with pytest.raises(LoraError, match=said):
+            from_parameters(replace(fused, tensors=changed), parameters)
 
 
 def test_shapes_that_do_not_fit(tmp_path: Path) -> None:

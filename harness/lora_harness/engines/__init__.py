@@ -48,11 +48,11 @@ def open_engine(
 
         return open_sglang(config, policy(), say=say)
     from lora_harness.engines.local import LocalEngine
-    from lora_harness.engines.model_files import parameters_to_target
+    from lora_harness.engines.model_files import hf_traits
 
     return LocalEngine(
         config.model.path,
-        parameters=parameters_to_target(config.model.path, config.model.plugin),
+        traits=hf_traits(config.model.path, config.model.plugin),
         max_batch_size=config.rollout.max_batch_size,
         device=device,
     )

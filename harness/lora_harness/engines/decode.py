@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,12 @@ class _Row:
 
 
 def complete(
-    model: Any, requests: Sequence[GenerationRequest], *, max_batch_size: int, adapter_version: int
+    model: Any,
+    requests: Sequence[GenerationRequest],
+    *,
+    max_batch_size: int,
+    adapter_version: int,
+    left_padding: bool = True,
 ) -> list[Completion]:
     """Complete `requests` in batches of prompts of like length, which pads little; answers in the order given.
 
@@ -54,11 +60,19 @@ def complete(
         requests: any number; valid ones, see `RolloutEngine.generate`.
         max_batch_size: the most requests decoded together.
         adapter_version: the stamp of the completions.
+        left_padding: whether padding on the left changes nothing in this model; where it does, only prompts of one
+            length are decoded together.
     """
-    by_length = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt_ids))
+
+    def length(index: int) -> int:
+        return len(requests[index].prompt_ids)
+
+    by_length = sorted(range(len(requests)), key=length)
+    together = [by_length] if left_padding else [list(same) for _, same in groupby(by_length, key=length)]
     completions: dict[int, Completion] = {}
-    for start in range(0, len(by_length), max_batch_size):
-        indices = by_length[start : start + max_batch_size]
+    for indices in (
+        some[start : start + max_batch_size] for some in together for start in range(0, len(some), max_batch_size)
+    ):
         batch = decode_batch(model, [requests[i] for i in indices], adapter_version=adapter_version)
         completions.update(zip(indices, batch, strict=True))
     return [completions[index] for index in range(len(requests))]

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from lora_harness.engines.base import Completion, EngineCapabilities, GenerationRequest
 from lora_harness.engines.decode import complete
-from lora_harness.engines.model_files import load_hf_model
+from lora_harness.engines.model_files import PLAIN, HfTraits, load_hf_model
 from lora_harness.engines.peft_slot import PeftSlot
 from lora_harness.engines.requests import check_requests
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.peft_files import PeftAdapter
-from lora_plugins_sdk.peft_parameters import HfParameter, to_parameters
+from lora_plugins_sdk.peft_parameters import to_parameters
 
 
 class LocalEngine:
@@ -27,7 +27,7 @@ class LocalEngine:
 
     Args:
         model_dir: HF directory of the base (config.json, safetensors).
-        parameters: the model's weights that PEFT must target as parameters.
+        traits: what transformers and PEFT must be told of the model.
         max_batch_size: the most requests decoded together; bounds the KV cache.
         device: torch device of the model.
         dtype: dtype of the base weights and activations.
@@ -42,7 +42,7 @@ class LocalEngine:
         self,
         model_dir: Path,
         *,
-        parameters: Sequence[HfParameter] = (),
+        traits: HfTraits = PLAIN,
         max_batch_size: int = 128,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
@@ -53,7 +53,7 @@ class LocalEngine:
         text_config = base.config.get_text_config()
         self._vocab_size: int = text_config.vocab_size
         self._context: int = text_config.max_position_embeddings
-        self._parameters = tuple(parameters)
+        self._traits = traits
         self._max_batch_size = max_batch_size
         self._slot: PeftSlot | None = PeftSlot(base)
         self._version = 0
@@ -71,16 +71,22 @@ class LocalEngine:
                 reason=f"version {self._version} is loaded already",
                 cure="count versions up from 1",
             )
-        readable = to_parameters(PeftAdapter(tensors=tensors, config=config), self._parameters)
+        readable = to_parameters(PeftAdapter(tensors=tensors, config=config), self._traits.parameters)
         self._open_slot().fill(readable.tensors, readable.config)
         self._version = version
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        """See `RolloutEngine.generate`. Prompts of like length are decoded together, to pad little."""
+        """See `RolloutEngine.generate`. Prompts of like length are decoded together, to pad little or not at all."""
         model = self._open_slot().model
         check_requests(requests, vocab_size=self._vocab_size, context=self._context)
-        return complete(model, requests, max_batch_size=self._max_batch_size, adapter_version=self._version)
+        return complete(
+            model,
+            requests,
+            max_batch_size=self._max_batch_size,
+            adapter_version=self._version,
+            left_padding=self._traits.left_padding,
+        )
 
     def close(self) -> None:
         """See `RolloutEngine.close`. Safe to call twice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,27 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def load_hf_model(directory: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
-    """The causal language model of `directory` in eval mode, frozen. Never asks a network.
+    """The language model of `directory`, alone or within a multimodal one, in eval mode, frozen. Never asks a network.
 
     Raises:
-        LoraError: the directory, its config.json or its safetensors weights are missing, or the weights do
-            not fit the config.
+        LoraError: the directory, its config.json, its safetensors weights or a package that the model needs are
+            missing, or the weights do not fit the config.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     _require_file(directory, ("config.json",), "model config")
     _require_file(directory, _WEIGHTS, "safetensors weights")
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, local_files_only=True, output_loading_info=True
-    )
+    config: Any = AutoConfig.from_pretrained(directory, local_files_only=True)
+    family: Any = AutoModelForCausalLM
+    if config.get_text_config() is not config:
+        # Not the language model alone, which has no prefix before its modules, whereas adapters name them with one.
+        from transformers import AutoModelForMultimodalLM as family
+    try:
+        loaded: Any = family.from_pretrained(directory, dtype=dtype, local_files_only=True, output_loading_info=True)
+    except ImportError as error:
+        raise LoraError(
+            str(directory), reason=f"transformers cannot build this model: {error}", cure="install what is missing"
+        ) from error
     model, report = loaded
     misfits = [f"{kind}: {sorted(map(str, names))[:5]}" for kind, names in report.items() if names]
     if misfits:
@@ -53,8 +62,24 @@ def context_length(directory: Path) -> int:
     return int(config.get_text_config().max_position_embeddings)
 
 
-def parameters_to_target(directory: Path, plugin: str | None) -> list[HfParameter]:
-    """The model's weights that PEFT must target as parameters: those of fused experts, and routers.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HfTraits:
+    """What transformers and PEFT must be told of a model; the defaults are those of a plain one.
+
+    Args:
+        parameters: weights that PEFT must target as parameters: fused experts, stacks, routers, a padded head.
+        left_padding: whether a row that is padded on the left gives what it gives alone.
+    """
+
+    parameters: tuple[HfParameter, ...] = ()
+    left_padding: bool = True
+
+
+PLAIN = HfTraits()
+
+
+def hf_traits(directory: Path, plugin: str | None) -> HfTraits:
+    """What the plugin of a model declares of it.
 
     Args:
         directory: HF directory.
@@ -64,7 +89,9 @@ def parameters_to_target(directory: Path, plugin: str | None) -> list[HfParamete
         LoraError: the config.json is missing, or no plugin serves the model.
     """
     hf_config = read_hf_config(directory)
-    return hf_parameters(load_plugin(str(hf_config.get("model_type")), plugin=plugin).architecture, hf_config)
+    architecture = load_plugin(str(hf_config.get("model_type")), plugin=plugin).architecture
+    parameters = hf_parameters(architecture, hf_config)
+    return HfTraits(parameters=tuple(parameters), left_padding=architecture.left_padding)
 
 
 def load_hf_tokenizer(directory: Path) -> Any:

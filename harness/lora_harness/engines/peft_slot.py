@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -55,7 +57,8 @@ class PeftSlot:
         from peft import get_peft_model
 
         try:
-            wrapped = get_peft_model(self._base, peft_config)
+            with without_false_alarms():
+                wrapped = get_peft_model(self._base, peft_config)
         except ValueError as error:
             raise LoraError(
                 "adapter config",
@@ -70,6 +73,15 @@ class PeftSlot:
         _write(wrapped, tensors)
         self._peft = wrapped.eval().requires_grad_(False)
         self._config = dict(config)
+
+
+@contextmanager
+def without_false_alarms() -> Iterator[None]:
+    """PEFT looks for ranks and alphas of single weights among modules only, and warns of those of parameters, which it
+    uses all the same."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"The following (rank|alpha)_pattern keys did not match")
+        yield
 
 
 def lora_config(config: Mapping[str, Any]) -> Any:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_harness.config import TrainConfig, parse_config
+from lora_harness.config import TrainConfig, apply_overrides, parse_config
+from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 
 DEFAULT_STEPS = 120
-LORA_RANK = 16
+
+_MAKES = "leave it out; the quickstart makes a base and a task, `lora-grpo train` takes yours"
+_OWN = {
+    "model.path": _MAKES,
+    "task": _MAKES,
+    "output": "use --output",
+    "seed": "use --seed",
+    "steps": "use --steps",
+    "rollout.engine": "use --engine",
+    "rollout.mode": "use --mode",
+    "rollout.sglang.python": "use --sglang-python",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +60,7 @@ def training_config(
     steps: int,
     mode: str | None = None,
     sglang_python: Path | None = None,
-    exclude: Sequence[str] = (),
+    overrides: Sequence[str] = (),
 ) -> TrainConfig:
     """The GRPO run of the quickstart, an ordinary training config.
 
@@ -59,11 +71,13 @@ def training_config(
         seed, steps: of the run.
         mode: how the policy reaches SGLang.
         sglang_python: interpreter that has SGLang.
-        exclude: projections that are not adapted.
+        overrides: `KEY=VALUE` of further options of a training config, as for `lora-grpo train --set`.
 
     Raises:
-        LoraError: a value that no run can have, e.g. a negative seed, or a mode that the engine does not have.
+        LoraError: a value that no run can have, e.g. a negative seed, a mode that the engine does not have, or an
+            override of what the quickstart decides itself.
     """
+    raise_if_any("the quickstart cannot be run:", _taken(overrides))
     rollout: dict[str, Any] = {"engine": engine, "max_new_tokens": 5, "temperature": 1.0, "max_batch_size": 512}
     # fp32 on both sides: a larger gap means that another policy samples than is trained.
     rollout["max_logprob_gap"] = 1e-3
@@ -81,7 +95,7 @@ def training_config(
         "steps": steps,
         "seed": seed,
         "output": str(output),
-        "lora": {"rank": LORA_RANK, "alpha": 32.0, "exclude_modules": list(exclude)},
+        "lora": {"rank": 16, "alpha": 32.0},
         "parallel": {"micro_batch_size": 256},
         "rollout": rollout,
         "algorithm": {"prompts_per_step": 64, "group_size": 8},
@@ -89,4 +103,13 @@ def training_config(
         # Sampled as training samples; greedy accuracy is shown beside it.
         "eval": {"count": 512, "samples": 4, "temperature": 1.0},
     }
+    apply_overrides(raw, overrides)
     return parse_config(raw, title="the quickstart cannot be run:")
+
+
+def _taken(overrides: Sequence[str]) -> Iterator[Diagnostic]:
+    """Overrides of what the quickstart's own options say, or of the base and the task that it makes."""
+    for key in (override.partition("=")[0].strip() for override in overrides):
+        cure = next((how for own, how in _OWN.items() if key == own or key.startswith(f"{own}.")), None)
+        if cure is not None:
+            yield Diagnostic(subject=f"--set {key}", reason="is decided by the quickstart itself", cure=cure)

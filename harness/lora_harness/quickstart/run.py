@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from lora_harness.config import TrainConfig
 from lora_harness.engines import check_engine_name
 from lora_harness.quickstart.model import model_config, too_narrow
 from lora_harness.quickstart.previous import BASE_NAME, prepare_output
-from lora_harness.quickstart.recipe import DEFAULT_STEPS, LORA_RANK, BaseRecipe, training_config
+from lora_harness.quickstart.recipe import DEFAULT_STEPS, BaseRecipe, training_config
 
 
 def run_quickstart(
@@ -22,12 +24,14 @@ def run_quickstart(
     steps: int | None = None,
     mode: str | None = None,
     sglang_python: Path | None = None,
+    overrides: Sequence[str] = (),
 ) -> None:
     """Make a base, train a LoRA adapter on it with GRPO, and show the held-out reward before and after.
 
     The reward is the share of right answers among completions sampled at temperature 1, before and after alike;
     greedy decoding is shown beside it. Both are measured by transformers and PEFT from the files on disk, and
-    ``reward_before`` and ``reward_after`` of summary.json are these figures.
+    ``reward_before`` and ``reward_after`` of summary.json are these figures. Every started rank calls it; the first
+    makes the base and evaluates, all train.
 
     Args:
         output: receives ``base/``, ``adapter/`` and everything a run writes. An earlier quickstart there is
@@ -38,13 +42,14 @@ def run_quickstart(
         steps: training steps, `DEFAULT_STEPS` when None.
         mode: how the policy reaches SGLang, "adapter" or "merge".
         sglang_python: interpreter that has SGLang, this one when None.
+        overrides: `KEY=VALUE` of further options of a training config, the parallel sizes for example.
 
     Raises:
-        LoraError: unknown engine or model, or an output directory that holds something else.
+        LoraError: unknown engine or model, an override that the run cannot have, another number of processes than the
+            parallel sizes need, or an output directory that holds something else.
     """
     check_engine_name(engine)
     small = model_config(model)
-    narrow = too_narrow(model, small, LORA_RANK)
     config = training_config(
         base=output / BASE_NAME,
         output=output,
@@ -53,45 +58,67 @@ def run_quickstart(
         steps=DEFAULT_STEPS if steps is None else steps,
         mode=mode,
         sglang_python=sglang_python,
-        exclude=narrow,
+        overrides=overrides,
     )
+    narrow = too_narrow(model, small, config.lora.rank)
+    excluded = (*config.lora.exclude_modules, *narrow)
+    config = config.model_copy(update={"lora": config.lora.model_copy(update={"exclude_modules": excluded})})
     # Torch from here on: names and options are checked without it.
-    from lora_harness.evaluate import evaluate
+    from lora_harness.launch import started
+    from lora_harness.ranks import is_first_rank, on_first_rank
+    from lora_harness.train import Trainer
+
+    with started(config.parallel, seed=seed) as run:
+        say = _say if is_first_rank() else _stay_silent
+        on_first_rank(lambda: _make_base(config, model, BaseRecipe(model=small)))
+        say(f"2/3 GRPO: {config.steps} steps, LoRA rank {config.lora.rank}; the reward is 1 for the right sum, else 0")
+        if narrow:
+            say(f"    without {', '.join(narrow)}, which are narrower than this rank in so small a model")
+        result = Trainer(config, run).train()
+        on_first_rank(lambda: _compare(config, result.adapter))
+
+
+def _make_base(config: TrainConfig, model: str, recipe: BaseRecipe) -> None:
+    """Step 1, on one rank while the others wait: the output directory and the base in it."""
     from lora_harness.quickstart.base_model import make_base
-    from lora_harness.report import Summary
-    from lora_harness.train import run_training
 
-    console = Console()
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
-
-    if prepare_output(output):
-        say(f"replacing the earlier quickstart in {output}")
-    say(f"1/3 base: a small {model} learns three-digit addition from demonstrations that mostly forget to carry")
-    base = make_base(config.model.path, seed=seed, recipe=BaseRecipe(model=small), say=say)
+    if prepare_output(config.output):
+        _say(f"replacing the earlier quickstart in {config.output}")
+    _say(f"1/3 base: a small {model} learns three-digit addition from demonstrations that mostly forget to carry")
+    base = make_base(config.model.path, seed=config.seed, recipe=recipe, say=_say)
     made = "kept from an earlier run" if base.reused else "made"
-    say(f"    {base.path} ({made}): right in {base.accuracy.sampled:.1%} of samples; it is frozen now")
-    say(f"2/3 GRPO: {config.steps} steps, LoRA rank {config.lora.rank}; the reward is 1 for the right sum, else 0")
-    if narrow:
-        say(f"    without {', '.join(narrow)}, which are narrower than this rank in so small a model")
-    result = run_training(config)
-    say("3/3 evaluation of the files on disk with transformers and PEFT")
+    _say(f"    {base.path} ({made}): right in {base.accuracy.sampled:.1%} of samples; it is frozen now")
+
+
+def _compare(config: TrainConfig, adapter: Path) -> None:
+    """Step 3, on one rank: the reward before and after, from the files."""
+    from lora_harness.evaluate import evaluate
+    from lora_harness.report import Summary
+
+    _say("3/3 evaluation of the files on disk with transformers and PEFT")
     drawn = {"sampled, temperature 1": (1.0, config.eval.samples), "greedy": (0.0, 1)}
     rewards = {
         name: tuple(
-            evaluate(config, adapter=adapter, temperature=temperature, samples=samples).reward
-            for adapter in (None, result.adapter)
+            evaluate(config, adapter=one, temperature=temperature, samples=samples).reward for one in (None, adapter)
         )
         for name, (temperature, samples) in drawn.items()
     }
     before, after = rewards["sampled, temperature 1"]
-    replace(Summary.read(output), reward_before=before, reward_after=after).write(output)
+    replace(Summary.read(config.output), reward_before=before, reward_after=after).write(config.output)
 
     table = Table(title=f"right sums on {config.eval.count} held-out problems")
     for heading in ("completions", "base", "base + adapter"):
         table.add_column(heading, justify="left" if heading == "completions" else "right")
     for name, pair in rewards.items():
         table.add_row(name, *(f"{value:.1%}" for value in pair))
-    console.print(table)
-    say(f"plot:    {output / 'reward.png'}\nadapter: {result.adapter} (PEFT)\nbase:    {base.path} (transformers)")
+    Console().print(table)
+    base = config.model.path
+    _say(f"plot:    {config.output / 'reward.png'}\nadapter: {adapter} (PEFT)\nbase:    {base} (transformers)")
+
+
+def _say(text: str) -> None:
+    Console().print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _stay_silent(text: str) -> None:
+    """What the other ranks say."""

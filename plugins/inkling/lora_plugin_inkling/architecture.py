@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lora_plugin_inkling.model.config_spellings import SPELLINGS
 from lora_plugin_inkling.model.layer_kinds import DENSE, GLOBAL, SLIDING, SPARSE
-from lora_plugin_inkling.model.tiny_config import TINY_CONFIG
+from lora_plugin_inkling.model.tiny_config import QUICKSTART_CONFIG, TINY_CONFIG
 from lora_plugin_inkling.model.weights import BASE_WEIGHTS
 from lora_plugin_inkling.official import OFFICIAL
 from lora_plugins_sdk import Architecture, Concat, Multimodal, OnlyLayers, Projection, Site, SiteKind
@@ -79,11 +79,13 @@ ARCHITECTURE = Architecture(
     spellings=SPELLINGS,
     adapter_schemas=(OFFICIAL,),
     tiny_config=TINY_CONFIG,
+    quickstart_config=QUICKSTART_CONFIG,
+    # Log scaling begins at a position, and transformers' model counts them without `position_ids`.
+    left_padding=False,
     # Queries and keys of unit length hardly choose, and the factors before them would hardly move.
     tiny_values={"*.q_norm.weight": 2.0, "*.k_norm.weight": 2.0},
     lacks={
         "context-parallel": "a short convolution needs the tokens before its own, which another rank would have",
-        "peft": "PEFT has no modules for experts, and sizes the head by the vocabulary with its padding",
     },
     sites=(
         *_attention("self_attention", GLOBAL, ""),
@@ -101,7 +103,9 @@ ARCHITECTURE = Architecture(
             path="output_layer",
             kind=SiteKind.COLUMN,
             pack=Concat(pad=True),
-            projections=(Projection(hf="lm_head", in_dim="hidden_size", out_dim="unpadded_vocab_size"),),
+            projections=(
+                Projection(hf="lm_head", in_dim="hidden_size", out_dim="unpadded_vocab_size", padded_to="vocab_size"),
+            ),
             all_linear=False,
         ),
     ),
