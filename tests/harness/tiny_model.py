@@ -39,7 +39,7 @@ def write_tiny_qwen3(directory: Path, *, layers: int = 2, vocab_size: int = VOCA
 def write_tiny_inkling(directory: Path, *, vocab_size: int = VOCAB, padding: int = 3, multimodal: bool = False) -> Path:
     """A random Inkling with a padded vocabulary, log scaling from an early position on, and no tokenizer; a multimodal
     one in the published layout."""
-    options = {**load_plugin(architecture="inkling").architecture.tiny_config}
+    options: dict[str, Any] = {**load_plugin(architecture="inkling").architecture.tiny_config}
     options |= {"vocab_size": vocab_size + padding, "unpadded_vocab_size": vocab_size}
     config = AutoConfig.for_model(options.pop("model_type"), **options)
     torch.manual_seed(0)

@@ -1,6 +1,7 @@
 """HF parameters of several weights `[n, out, in]` that the host has side by side: weights, factors, files."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,7 +138,7 @@ HEAD = Architecture(
 PADDED = CONFIG | {"tokens": 5, "padded": 7}
 
 
-def saved_adapter(architecture: Architecture, config: dict[str, object]) -> PeftAdapter:
+def saved_adapter(architecture: Architecture, config: Mapping[str, object]) -> PeftAdapter:
     """A random adapter on every target as a file holds it."""
     plugin, generator, tensors = SelectedPlugin.of(architecture), torch.Generator().manual_seed(3), {}
     for row in derive_table(plugin, config, LoraConfig(rank=2, target_modules=("*",)), RunFacts()).rows:
@@ -147,7 +148,7 @@ def saved_adapter(architecture: Architecture, config: dict[str, object]) -> Peft
 
 
 @pytest.mark.parametrize(("architecture", "config"), [(ARCHITECTURE, CONFIG), (HEAD, PADDED)], ids=["stacks", "head"])
-def test_peft_has_one_pair_per_parameter(architecture: Architecture, config: dict[str, object]) -> None:
+def test_peft_has_one_pair_per_parameter(architecture: Architecture, config: Mapping[str, object]) -> None:
     """In PEFT's form a stack's shared factor stands once per weight, and a padded head's B has rows of zeros."""
     saved, parameters = saved_adapter(architecture, config), hf_parameters(architecture, config)
     fused = to_parameters(saved, parameters)
