@@ -27,6 +27,7 @@ from lora_plugins_sdk.errors import LoraError
     [
         ({"engine": "no_such"}, r"'no_such'.*local"),
         ({"model": "no_such"}, r"'no_such'.*qwen3"),
+        ({"model": "inkling", "engine": "sglang"}, r"SGLang reads Inkling as it is published.*use the local engine"),
         ({"steps": 0}, "steps"),
         (
             {"overrides": ["seed=1", "task.kind=jsonl"]},

@@ -14,6 +14,8 @@ from lora_harness.engines import check_engine_name
 from lora_harness.quickstart.model import model_config, too_narrow
 from lora_harness.quickstart.previous import BASE_NAME, prepare_output
 from lora_harness.quickstart.recipe import DEFAULT_STEPS, BaseRecipe, training_config
+from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.serving.sglang_places import family_of
 
 
 def run_quickstart(
@@ -45,11 +47,18 @@ def run_quickstart(
         overrides: `KEY=VALUE` of further options of a training config, the parallel sizes for example.
 
     Raises:
-        LoraError: unknown engine or model, an override that the run cannot have, another number of processes than the
-            parallel sizes need, or an output directory that holds something else.
+        LoraError: unknown engine or model, a model that SGLang does not read as transformers writes it, an override
+            that the run cannot have, another number of processes than the parallel sizes need, or an output directory
+            that holds something else.
     """
     check_engine_name(engine)
     small = model_config(model)
+    if engine == "sglang" and family_of(small) == "inkling":
+        raise LoraError(
+            f"engine {engine!r} with model {model!r}",
+            reason="SGLang reads Inkling as it is published, and the quickstart makes it as transformers writes it",
+            cure="use the local engine, or `lora-grpo train` on a published checkpoint",
+        )
     config = training_config(
         base=output / BASE_NAME,
         output=output,
