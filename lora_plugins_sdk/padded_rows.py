@@ -1,4 +1,4 @@
-"""Adapters whose B covers padding rows of the vocabulary, which HF's head may have and the declared one has not."""
+"""Adapters whose B covers the padding rows that HF's linear has and the declared projection has not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
-from lora_plugins_sdk.pack import Concat
 from lora_plugins_sdk.targets import candidates
 
 if TYPE_CHECKING:
@@ -16,17 +15,18 @@ if TYPE_CHECKING:
 
 
 def without_padding(adapter: PeftAdapter, architecture: Architecture, hf_config: Mapping[str, object]) -> PeftAdapter:
-    """The adapter with each B of a site packed as `Concat(pad=True)` cut to the rows that are declared.
+    """The adapter with each B that has as many rows as HF's padded linear (`Projection.padded_to`) cut to the declared
+    ones.
 
     Raises:
-        LoraError: rows beyond those that are not zero, which belong to no token.
+        LoraError: padding rows that are not zero: they would be dropped.
     """
     dims = architecture.dims(hf_config)
     tensors = dict(adapter.tensors)
     problems = []
     for one in candidates(architecture, hf_config):
-        name = f"base_model.model.{one.hf}.lora_B.weight"
-        if one.site.pack != Concat(pad=True) or name not in tensors or tensors[name].dim() != 2:
+        name, padded_to = f"base_model.model.{one.hf}.lora_B.weight", one.projection.padded_to
+        if padded_to is None or name not in tensors or tensors[name].shape[:1] != (dims.resolve(padded_to),):
             continue
         rows, b = dims.resolve(one.projection.out_dim), tensors[name]
         tensors[name] = b[:rows]
@@ -34,8 +34,8 @@ def without_padding(adapter: PeftAdapter, architecture: Architecture, hf_config:
             problems.append(
                 Diagnostic(
                     subject=name,
-                    reason=f"has {b.shape[0]} rows, and not all beyond the {rows} of the vocabulary are zero",
-                    cure="give the base that it was trained on",
+                    reason=f"has {b.shape[0]} rows, and those beyond {rows} are padding and not all zero",
+                    cure="give an adapter that was trained on this base",
                 )
             )
     raise_if_any("this adapter cannot be loaded:", problems)

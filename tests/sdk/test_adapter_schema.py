@@ -27,7 +27,10 @@ SCHEMA = AdapterSchema(
     parts={"attn": "self_attn", "wq": "q_proj", "q": "q_proj", "w2": "down_proj", "head": "lm_head"},
 )
 MODULES = module_names(ARCHITECTURE, HF_CONFIG)
-PLUGIN = SelectedPlugin.of(replace(ARCHITECTURE, adapter_schemas=(SCHEMA,)))
+*OTHERS, HEAD_SITE = ARCHITECTURE.sites
+(LM_HEAD,) = HEAD_SITE.projections
+PADDED = replace(HEAD_SITE, projections=(replace(LM_HEAD, padded_to="vocab_size + 3"),))
+PLUGIN = SelectedPlugin.of(replace(ARCHITECTURE, adapter_schemas=(SCHEMA,), sites=(*OTHERS, PADDED)))
 LORA = LoraConfig(rank=2, alpha=4, target_modules=("q_proj", "down_proj", "lm_head"))
 HEAD = "base_model.model.lm_head.lora_B.weight"
 
@@ -100,17 +103,25 @@ def with_rows(extra: Tensor) -> PeftAdapter:
 
 
 def test_rows_of_a_padded_vocabulary_are_cut() -> None:
-    """B42: HF's head may have rows for no token; a B that was trained beside them is zero there."""
+    """B42: HF's head has rows for no token; a B that was trained beside them is zero there."""
     model = adapted(seed=2)
     import_adapter(model, with_rows(torch.zeros(3, 2)))
     assert same(export_adapter(model), saved())
 
 
-@pytest.mark.parametrize("value", [1.0, float("nan")])
-def test_padding_rows_that_were_trained_are_refused(value: float) -> None:
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (torch.eye(3)[:, :2], "has 10 rows, and those beyond 7 are padding and not all zero"),
+        (torch.full((3, 2), float("nan")), "has 10 rows, and those beyond 7 are padding and not all zero"),
+        (torch.zeros(2, 2), r"is of another size: shape \[9, 2\], expected \[7, 2\]"),
+    ],
+    ids=["trained", "not-a-number", "another-vocabulary"],
+)
+def test_other_rows_than_padding_are_refused(extra: torch.Tensor, words: str) -> None:
     """B42: they would be dropped."""
     model = adapted(seed=2)
     before = export_adapter(model)
-    with pytest.raises(LoraError, match=r"lm_head\.lora_B\.weight: has 8 rows, and not all beyond the 7 of the vocab"):
-        import_adapter(model, with_rows(torch.full((1, 2), value)))
+    with pytest.raises(LoraError, match=rf"lm_head\.lora_B\.weight: {words}"):
+        import_adapter(model, with_rows(extra))
     assert same(export_adapter(model), before)
