@@ -63,7 +63,7 @@ class Projection:
             host has them side by side as one, along the output (COLUMN) or the input (ROW); `in_dim` and `out_dim` are
             the host's. One factor is each weight's own, the other shared (see `lora_plugins_sdk.stacks`).
         padded_to: where HF's linear has further rows that belong to nothing (a padded vocabulary), its rows with them
-            (likewise); None where it has `out_dim`. Exports have none for the padding, and imports take it where it is zero.
+            (likewise); None where it has `out_dim`. Exports have no rows for padding; imports take it where it is zero.
 
     Raises:
         LoraError: another placeholder, or a width that is no integer expression.
