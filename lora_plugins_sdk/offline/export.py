@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from lora_plugins_sdk.peft_config import minimal_config
 from lora_plugins_sdk.peft_files import PeftAdapter, write_adapter
 from lora_plugins_sdk.serving.sglang import ENGINE as SGLANG
 from lora_plugins_sdk.serving.sglang import for_sglang
+from lora_plugins_sdk.serving.sglang_config import missing_keys
 from lora_plugins_sdk.serving.sglang_import import from_sglang
 from lora_plugins_sdk.staging import refuse_output
 from lora_plugins_sdk.weight_files import read_weight_files
@@ -90,14 +92,15 @@ def export_files(
     if form == PEFT:
         exported = _for_peft(adapter, plain)
     else:
-        served = for_sglang(plain, adapter.config, read_hf_config(_base(adapter, base)))
+        hf_config = read_hf_config(_base(adapter, base))
+        served = for_sglang(plain, adapter.config, hf_config)
         left_out |= {module: "its delta is zero, and SGLang serves no LoRA there" for module in served.left_out}
         exported = PeftAdapter(
             tensors=served.tensors,
             config=served.config,
             origin=replace(adapter.saved.origin or AdapterOrigin(), engine=SGLANG),
         )
-        arguments = _sglang_arguments(exported.config, output, served.shared_outer_experts)
+        arguments = _sglang_arguments(exported.config, output, served.shared_outer_experts, hf_config)
     write_adapter(exported, output, max_shard_bytes=max_shard_bytes)
     return ExportReport(
         directory=output,
@@ -154,7 +157,9 @@ def _base(adapter: PlainAdapter, base: Path | None) -> Path:
     return base
 
 
-def _sglang_arguments(config: Mapping[str, Any], output: Path, shared_outer: bool | None) -> tuple[str, ...]:
+def _sglang_arguments(
+    config: Mapping[str, Any], output: Path, shared_outer: bool | None, hf_config: Mapping[str, Any]
+) -> tuple[str, ...]:
     arguments = [
         "--enable-lora",
         "--max-lora-rank",
@@ -164,4 +169,6 @@ def _sglang_arguments(config: Mapping[str, Any], output: Path, shared_outer: boo
     ]
     if shared_outer is not None:
         arguments.append("--experts-shared-outer-loras" if shared_outer else "--no-experts-shared-outer-loras")
+    if keys := missing_keys(hf_config):
+        arguments += ["--json-model-override-args", json.dumps(keys)]
     return (*arguments, "--lora-paths", f"{output.name}={output}")

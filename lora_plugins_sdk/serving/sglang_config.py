@@ -33,12 +33,11 @@ def missing_keys(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not is_delta_net_hybrid(hf_config):
         return {}
-    nested = hf_config.get("text_config")
-    text = nested if isinstance(nested, Mapping) else hf_config
+    text, nested = text_config(hf_config), hf_config.get("text_config")
     wanted = {_INTERVAL: _interval(_layer_types(text)), _SHARE: _rotated_share(text)}
-    found = {_SHARE: _USUAL_SHARE, **text}
+    found = {_SHARE: _USUAL_SHARE, **(nested if isinstance(nested, Mapping) else hf_config)}
     missing = {key: value for key, value in wanted.items() if found.get(key) != value}
-    return {"text_config": missing} if missing and text is nested else missing
+    return {"text_config": missing} if missing and isinstance(nested, Mapping) else missing
 
 
 def _layer_types(text: Mapping[str, Any]) -> Sequence[str]:
@@ -62,7 +61,7 @@ def _interval(types: Sequence[str]) -> int:
     raise LoraError(
         "layer_types",
         reason=f"has full attention in layers {full} of {len(types)}, and SGLang builds it in each n-th layer only",
-        cure="use rollout.engine = 'local', or a model with full attention at an interval",
+        cure="use another rollout engine, or a model with full attention at an interval",
     )
 
 

@@ -74,6 +74,10 @@ REFUSED = [
         r"arguments\.enable_memory_saver: is set by the harness -> remove it: engines keep their weights",
     ),
     (
+        {"engine": "sglang", "sglang": {"arguments": {"json_model_override_args": "{}"}}},
+        r"json_model_override_args: is set by the harness -> change the model's config\.json, which the trainer",
+    ),
+    (
         {"engine": "sglang", "mode": "adapter", "sglang": {"arguments": {"dp_size": 2}}},
         r"arguments\.dp_size: 2 copies in one engine cannot be updated.* -> .*rollout\.sglang\.engines",
     ),

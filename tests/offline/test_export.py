@@ -111,6 +111,19 @@ def test_sglangs_form(place: Path, source: Path) -> None:
     assert meta is not None and meta.origin.engine == "sglang" and meta.origin.step == 7
 
 
+def test_a_hybrid_comes_with_the_keys_that_sglang_alone_reads(place: Path, source: Path) -> None:
+    types = ["linear_attention", "full_attention"]
+    make_base(place / "hybrid", **SIZES, model_type="qwen3_5_moe_text", layer_types=types)
+    adapter = place / "run" / "checkpoints" / "step-000007" / "adapter"
+    plain = read_adapter(adapter)
+    write_adapter(replace(plain, origin=None), place / "plain")
+    report = export_files(place / "plain", place / "out", form="sglang", base=place / "hybrid")
+    assert report.engine_arguments[-4:-2] == (
+        "--json-model-override-args",
+        '{"text_config": {"full_attention_interval": 2}}',
+    )
+
+
 def test_an_engines_form_goes_no_further(place: Path, source: Path) -> None:
     """B29: under other names it would fit nowhere, or somewhere else."""
     export_files(source, place / "out", form="sglang", base=place / "base")
