@@ -45,6 +45,9 @@ class AdapterSchema:
         Args:
             adapter: as saved. Tensors that name none of `modules` keep their names.
             modules: HF names of the model's projections (`module_names`).
+
+        Raises:
+            LoraError: two tensors are one under HF's names; all are listed.
         """
         found = {name: match for name in adapter.tensors if (match := _TENSOR.fullmatch(name))}
         if all(self._in_hf_parts(one["module"]) == one["module"] for one in found.values()):
@@ -55,7 +58,18 @@ class AdapterSchema:
             for name, match in found.items()
             if (bare := self._bare(match["module"])) in known
         }
-        tensors = {names.get(name, name): tensor for name, tensor in adapter.tensors.items()}
+        first: dict[str, str] = {}
+        problems = [
+            Diagnostic(
+                subject=name,
+                reason=f"and {other} are both {names.get(name, name)}",
+                cure="save the adapter again with one name for each module",
+            )
+            for name in adapter.tensors
+            if (other := first.setdefault(names.get(name, name), name)) != name
+        ]
+        raise_if_any(f"this adapter cannot be read in the {self.name} schema:", problems)
+        tensors = {hf: adapter.tensors[name] for hf, name in first.items()}
         return replace(adapter, tensors=tensors, config=_retargeted(adapter.config, self._in_hf_parts))
 
     def write(self, adapter: PeftAdapter, modules: Iterable[str]) -> PeftAdapter:

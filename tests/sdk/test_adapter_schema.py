@@ -97,6 +97,17 @@ def test_what_is_read_and_belongs_nowhere_is_refused_by_the_import() -> None:
         import_adapter(adapted(seed=2), replace(written, tensors={**written.tensors, other: torch.zeros(2, 12)}))
 
 
+@pytest.mark.parametrize("twice", ["net.layers.0.attn.q", "model.layers.0.self_attn.q_proj"])
+def test_two_names_of_one_module_are_refused(twice: str) -> None:
+    """One of the two would be dropped."""
+    written = SCHEMA.write(saved(), MODULES)
+    other = f"base_model.model.{twice}.lora_A.weight"
+    with pytest.raises(
+        LoraError, match=r"lora_A\.weight: and .*lora_A\.weight are both .*layers\.0\.self_attn\.q_proj"
+    ):
+        SCHEMA.read(replace(written, tensors={**written.tensors, other: torch.zeros(2, 12)}), MODULES)
+
+
 def with_rows(extra: Tensor) -> PeftAdapter:
     adapter = saved()
     return replace(adapter, tensors={**adapter.tensors, HEAD: torch.cat([adapter.tensors[HEAD], extra])})
