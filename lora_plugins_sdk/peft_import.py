@@ -62,7 +62,7 @@ def _config_problems(adapter: LoraAdapter, saved: PeftAdapter) -> Iterator[Diagn
         yield Diagnostic(
             subject="this adapter",
             reason=f"is an export for {saved.origin.engine}, under names and targets of that engine's own",
-            cure="give the PEFT directory that it was exported from",
+            cure="give the PEFT directory that it was exported from, or one made of it with `lora-plugins export`",
         )
     yield from plain_lora_problems(config)
     expected = {"r": lora.rank, "lora_alpha": lora.alpha}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _QKVZ = "in_proj_qkvz"
-_SHARED = ".shared_experts."
+SHARED = ".shared_experts."
 _GROUPS = {
     "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     _QKVZ: ("linear_attn.in_proj_q", "linear_attn.in_proj_k", "linear_attn.in_proj_v", "linear_attn.in_proj_z"),
@@ -55,7 +55,7 @@ def complete_groups(
     for place in pairs:
         _complete(place, named, hf_config)
     if any(place.experts for place in pairs) and not shared_outer:
-        named = {module: _own_factors(pair) if _SHARED in module else pair for module, pair in named.items()}
+        named = {module: _own_factors(pair) if SHARED in module else pair for module, pair in named.items()}
     return named
 
 
@@ -64,6 +64,18 @@ def _own_factors(pair: Pair) -> Pair:
     experts = max(pair.a.shape[0], pair.b.shape[0])
     a, b = (one.expand(experts, *one.shape[1:]).clone() for one in (pair.a, pair.b))
     return Pair(a=a, b=b)
+
+
+def shared_factor(pair: Pair, place: Place) -> Pair:
+    """The inverse of `_own_factors`: copies of the outer factor (A of gate and up, B of down) are one again."""
+    a, b = pair.a, pair.b
+    if place.target == "down_proj":
+        return Pair(a=a, b=_once(b))
+    return Pair(a=_once(a), b=b)
+
+
+def _once(factor: Tensor) -> Tensor:
+    return factor[:1].clone() if bool((factor == factor[:1]).all()) else factor
 
 
 def _split_qkv(place: Place, pair: Pair, hf_config: Mapping[str, Any]) -> dict[str, Pair]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.peft_config import minimal_config, read_lora_config
-from lora_plugins_sdk.serving.sglang_groups import Pair
+from lora_plugins_sdk.serving.sglang_groups import SHARED, Pair, shared_factor
 from lora_plugins_sdk.serving.sglang_places import family_of, layer_prefix, peft_path, place_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def from_sglang(
             delta net with different A, which one `in_proj_qkv` cannot hold.
     """
     read_lora_config(config)
-    family, prefix = family_of(hf_config), layer_prefix(base_names)
+    family, prefix = family_of(hf_config), layer_prefix(base_names, hf_config)
     whole: dict[str, Pair] = {}
     split: dict[str, dict[str, Pair]] = {}
     left_out: list[str] = []
@@ -70,8 +70,11 @@ def from_sglang(
     modules = []
     for module, pair in whole.items():
         path = module if module == "lm_head" else prefix + peft_path(module.removeprefix("model."), family)
-        if place_of(path, family) is None:
+        place = place_of(path, family)
+        if place is None:
             raise _unknown(module)
+        if SHARED in module:
+            pair = shared_factor(pair, place)
         modules.append(path)
         named[f"{_PREFIX}{path}.lora_A.weight"] = pair.a
         named[f"{_PREFIX}{path}.lora_B.weight"] = pair.b

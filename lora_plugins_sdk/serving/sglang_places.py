@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.multimodal import Multimodal
 
 _IN_LAYER = re.compile(r"(?:model\.|language_model\.|llm\.)*(?P<layers>layers)\.(?P<layer>\d+)\.(?P<path>.+)")
+_PUBLISHED = "llm."  # Inkling's files; no HF name begins so
 _EXPERT = re.compile(r"mlp\.experts\.(?:(?P<expert>\d+)\.)?(?P<leaf>\w+)")
 _MLP = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
 _QKV = {f"self_attn.{leaf}": "qkv_proj" for leaf in ("q_proj", "k_proj", "v_proj")}
@@ -110,11 +112,12 @@ def peft_path(path: str, family: str = "usual") -> str:
     return f"layers.{found['layer']}.{hf.get(found['path'], found['path'])}"
 
 
-def layer_prefix(base_names: Iterable[str]) -> str:
-    """What the names of a base's layers begin with, before `layers.`.
+def layer_prefix(base_names: Iterable[str], hf_config: Mapping[str, Any]) -> str:
+    """What HF names of a base's layers begin with, before `layers.`.
 
     Args:
         base_names: its tensor names.
+        hf_config: its config, which tells where transformers has a model that is published under other names.
 
     Raises:
         LoraError: nothing, or more than one thing.
@@ -126,7 +129,8 @@ def layer_prefix(base_names: Iterable[str]) -> str:
             reason=f"its layers' names begin with {' and '.join(sorted(found)) or 'nothing known'}",
             cure="give the HF directory of the base that the adapter was exported for",
         )
-    return found.pop()
+    prefix = found.pop()
+    return Multimodal().prefix_in(hf_config) if prefix.endswith(_PUBLISHED) else prefix
 
 
 def served_leaves(family: str = "usual") -> list[str]:

@@ -54,6 +54,29 @@ def test_there_and_back(name: str, prefix: str) -> None:
     assert all(torch.equal(again.tensors[key], one) for key, one in form.tensors.items())
 
 
+@pytest.mark.parametrize("layout", ["experts", "shared outer experts", None])
+@pytest.mark.parametrize(
+    ("hf", "prefix"),
+    [({"model_type": "inkling_text", "num_hidden_layers": 2}, "model."), (INKLING, "model.language_model.")],
+)
+def test_a_published_inkling_gets_hf_names_and_one_shared_factor(
+    layout: str | None, hf: dict[str, Any], prefix: str
+) -> None:
+    """Its files' own prefix is none of HF's, and shared experts have copies beside routed ones with factors of their
+    own; with either the trainer and a merge would not take the adapter."""
+    modules = {
+        **{f"layers__1__mlp__shared_experts__{key.rsplit('__', 1)[-1]}": shape for key, shape in PACKED.items()},
+        **(ADAPTERS[layout][1] if layout else {}),
+        "layers__0__self_attn__q_proj": linear(10),
+    }
+    hf = {**hf, **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim", "d_rel"), 2)}
+    given = {f"base_model.model.{prefix}{key.removeprefix(PREFIX)}": one for key, one in factors(**modules).items()}
+    form = for_sglang(given, {"peft_type": "LORA", "r": RANK, "lora_alpha": 4}, {**hf, "layer_types": ["hybrid"] * 2})
+    back = from_sglang(form.tensors, form.config, hf, ["model.llm.layers.0.attn.wq_du.weight"])
+    assert back.tensors.keys() == given.keys()
+    assert all(torch.equal(back.tensors[key], one) for key, one in given.items())
+
+
 def test_what_fills_a_group_is_named() -> None:
     form = served(factors(layers__1__self_attn__q_proj=linear(20)))
     back = from_sglang(form.tensors, form.config, HF, ["model.layers.0.mlp.up_proj.weight"])
