@@ -1,8 +1,8 @@
 """What SGLang reads in a HF config under other keys than transformers: without them it builds another model.
 
-Taken from `sglang.srt.configs.qwen3_next` and `qwen3_5` of SGLang 0.5.23, which know a layer's type by an interval and
+Taken from `sglang.srt.configs` of SGLang 0.5.23: `qwen3_next` and `qwen3_5` know a layer's type by an interval and
 the rotated share of a head by a key beside `rope_parameters`. transformers reads, and writes, only the list of types
-and the share within.
+and the share within. `inkling` reads what is published, and leaves out the parts that are not switched on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,18 @@ LINEAR, FULL = "linear_attention", "full_attention"
 _INTERVAL, _SHARE = "full_attention_interval", "partial_rotary_factor"
 # transformers' defaults. SGLang has the same for the share and none for the interval.
 _USUAL_INTERVAL, _USUAL_SHARE = 4, 0.25
+
+# What every Inkling has, and SGLang's only where the config says so; and keys for which SGLang has another default than
+# transformers, or that transformers names otherwise.
+_INKLING_PARTS = ("shared_expert_sink", "use_embed_norm", "use_gate_bias", "use_global_scale", "use_sconv")
+_INKLING_KEYS = (
+    "dense_intermediate_size",
+    "dense_mlp_idx",
+    "local_layer_ids",
+    "logits_mup_width_multiplier",
+    "route_scale",
+    "sconv_kernel_size",
+)
 
 
 def has_delta_nets(hf_config: Mapping[str, Any]) -> bool:
@@ -38,6 +50,14 @@ def missing_keys(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     found = {_SHARE: _USUAL_SHARE, **(nested if isinstance(nested, Mapping) else hf_config)}
     missing = {key: value for key, value in wanted.items() if found.get(key) != value}
     return {"text_config": missing} if missing and isinstance(nested, Mapping) else missing
+
+
+def unpublished_keys(hf_config: Mapping[str, Any]) -> list[str]:
+    """Keys of an Inkling's `text_config` without which, or with another value, SGLang builds another model."""
+    text = hf_config.get("text_config")
+    text = text if isinstance(text, Mapping) else {}
+    lacking = [f"{key} = true" for key in _INKLING_PARTS if text.get(key) is not True]
+    return [*lacking, *(key for key in _INKLING_KEYS if text.get(key) is None)]
 
 
 def _layer_types(text: Mapping[str, Any]) -> Sequence[str]:

@@ -106,17 +106,30 @@ def test_the_refusal_lists_everything(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("rollout", [{"mode": "adapter"}, {"mode": "merge"}, {"train_only": True}])
 def test_an_inkling_that_sglang_would_not_load_is_refused(tmp_path: Path, rollout: dict[str, Any]):
     """SGLang passes over names that it does not know and serves weights that nobody set."""
-    sums = config(tmp_path, engine="sglang", **rollout)
+    sums, local = config(tmp_path, engine="sglang", **rollout), config(tmp_path)
     tiny = load_plugin(architecture="inkling").architecture.tiny_config
     (tmp_path / "config.json").write_text(json.dumps(dict(tiny)))
     save_file({"model.layers.0.self_attn.q_proj.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
     with pytest.raises(LoraError, match=r"q_proj.weight and the like: SGLang reads Inkling as it is published"):
         refuse_unservable(sums, RunFacts())
-    refuse_unservable(config(tmp_path), RunFacts())
+    refuse_unservable(local, RunFacts())
     published = {"model.llm.layers.0.attn.wq_du.weight": torch.ones(2, 2), "model.visual.layers.0.w": torch.ones(2)}
     save_file(published, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(dict(tiny)))
+    with pytest.raises(LoraError, match=r"lacks shared_expert_sink = true, .*, sconv_kernel_size in its text_config"):
+        refuse_unservable(sums, RunFacts())
+    text = {**tiny, "sconv_kernel_size": 4, "dense_intermediate_size": tiny["intermediate_size"]}
+    text |= {"intermediate_size": tiny["moe_intermediate_size"], "local_layer_ids": [1, 3], "dense_mlp_idx": 1}
+    text |= {"mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "shared_expert_sink": True, "use_sconv": True}
+    text |= dict.fromkeys(("use_embed_norm", "use_gate_bias", "use_global_scale"), True)
+    whole = {"model_type": "inkling_mm_model", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
     refuse_unservable(sums, RunFacts())
+    for key in ("use_sconv", "route_scale"):
+        less = {**whole, "text_config": {name: value for name, value in text.items() if name != key}}
+        (tmp_path / "config.json").write_text(json.dumps(less))
+        with pytest.raises(LoraError, match=rf"config\.json: lacks {key}.*SGLang reads Inkling as it is published"):
+            refuse_unservable(sums, RunFacts())
+    refuse_unservable(local, RunFacts())
 
 
 def test_what_sglang_leaves_out_of_a_linear_is_held_at_zero_in_adapter_mode_alone(

@@ -9,7 +9,7 @@ from typing import Any
 
 from lora_harness.config.rollout import SglangSection
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
-from lora_plugins_sdk.serving.sglang_config import missing_keys
+from lora_plugins_sdk.serving.sglang_config import missing_keys, unpublished_keys
 from lora_plugins_sdk.serving.sglang_places import family_of, text_config
 from lora_plugins_sdk.weight_files import read_weight_files
 
@@ -33,14 +33,15 @@ def refuse_unfit_base(section: SglangSection, hf_config: Mapping[str, Any]) -> N
 
 
 def refuse_other_layouts(base: Path, hf_config: Mapping[str, Any]) -> None:
-    """Refuse an Inkling that is not stored as published: SGLang passes over all other names without a word.
+    """Refuse an Inkling that is not stored as published: SGLang passes over all other names, of tensors and in the
+    config, without a word.
 
     Args:
         base: HF directory.
         hf_config: its `config.json`.
 
     Raises:
-        LoraError: names one of its tensors.
+        LoraError: names one of its tensors, or the keys that its config lacks.
     """
     if family_of(hf_config) != "inkling":
         return
@@ -51,6 +52,13 @@ def refuse_other_layouts(base: Path, hf_config: Mapping[str, Any]) -> None:
             reason=f"holds {names[0]} and the like: SGLang reads Inkling as it is published (model.llm.*)",
             cure="give the published checkpoint (`lora_plugin_inkling.model.published` makes its tensors), or use "
             "rollout.engine = 'local'",
+        )
+    lacking = unpublished_keys(hf_config)
+    if lacking:
+        raise LoraError(
+            str(base / "config.json"),
+            reason=f"lacks {', '.join(lacking)} in its text_config: SGLang reads Inkling as it is published",
+            cure="give the published config.json, which the trainer reads too, or use rollout.engine = 'local'",
         )
 
 
