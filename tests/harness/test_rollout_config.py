@@ -73,6 +73,17 @@ REFUSED = [
         {"engine": "sglang", "sglang": {"arguments": {"enable_memory_saver": True}}},
         r"arguments\.enable_memory_saver: is set by the harness -> remove it: engines keep their weights",
     ),
+    *(
+        (
+            {"engine": "sglang", "sglang": {"arguments": {name: value}}},
+            rf"arguments\.{name}: is set by the harness -> remove it: {cure}",
+        )
+        for name, value, cure in (
+            ("tokenizer_worker_num", 2, "one worker serves, at the port that the run holds"),
+            ("enable_http2", True, r"requests come as HTTP/1\.1"),
+            ("enable_ssl_refresh", True, "the run asks its own servers over plain HTTP"),
+        )
+    ),
     (
         {"engine": "sglang", "sglang": {"arguments": {"json_model_override_args": "{}"}}},
         r"json_model_override_args: is set by the harness -> change the model's config\.json, which the trainer",

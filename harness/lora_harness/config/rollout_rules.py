@@ -26,6 +26,9 @@ _OURS = {
     "max_loaded_loras": "use rollout.sglang.keep",
     "enable_memory_saver": "remove it: engines keep their weights for the whole run, and are not put to sleep",
     "experts_shared_outer_loras": "remove it: it follows from the adapter",
+    "tokenizer_worker_num": "remove it: one worker serves, at the port that the run holds for it; nothing is tokenized",
+    "enable_http2": "remove it: requests come as HTTP/1.1, at the port that the run holds for the server",
+    "enable_ssl_refresh": "remove it: the run asks its own servers over plain HTTP",
     "json_model_override_args": "change the model's config.json, which the trainer reads too",
 }
 
