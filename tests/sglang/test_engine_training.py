@@ -162,7 +162,7 @@ def test_an_inkling_is_one_policy_with_every_linear_and_the_head_trained(inkling
     assert done.returncode == 0, done.stdout
     found = rows(output)
     assert [row["adapter_version"] for row in found] == [1, 2, 3]
-    assert all(row["bytes_synced"] > 0 for row in found) and max(row["kl"] for row in found) > 1e-3, "it moved"
+    assert all(row["bytes_synced"] > 0 for row in found) and max(row["kl"] for row in found) > 1e-4, "it moved"
     assert max(row["logprob_gap_max"] for row in found) <= 1e-4
     adapter = load_file(output / "adapter" / "adapter_model.safetensors")
     for leaf in ("r_proj", "mlp.experts.up_proj", "shared_experts.down_proj", "lm_head"):
