@@ -27,8 +27,12 @@ def make_importable() -> None:
     package = f"{_FLASH_ATTENTION}.cute"
     if importlib.util.find_spec("cutlass") is not None or package in sys.modules:
         return
-    parent = importlib.util.find_spec(_FLASH_ATTENTION)
-    assert parent is not None and parent.submodule_search_locations
+    try:
+        parent = importlib.util.find_spec(_FLASH_ATTENTION)
+    except ModuleNotFoundError:
+        parent = None
+    if parent is None or not parent.submodule_search_locations:
+        return  # another SGLang, which the check of the hooks refuses; SGLang would forget any other exception
     bare = types.ModuleType(package)  # its modules can be imported, its own contents are left out
     bare.__path__ = [os.path.join(parent.submodule_search_locations[0], "cute")]
     sys.modules[package] = bare

@@ -67,3 +67,19 @@ def test_a_missing_function_is_told_and_nothing_is_patched() -> None:
     assert result.returncode == 0, result.stderr
     assert "causal_conv1d_triton.causal_conv1d_update has changed" in result.stdout
     assert "found:    nothing to hook (AttributeError: " in result.stdout
+
+
+OTHER = """
+import sys
+sys.modules["sglang.kernels.ops.attention"] = None
+from sglang.srt.plugins import load_plugins
+load_plugins()
+print("went on")
+"""
+
+
+def test_a_package_that_another_sglang_lacks_ends_the_process_too() -> None:
+    """SGLang logs any exception of a plugin but this one and goes on without its hooks."""
+    result = run(OTHER)
+    assert result.returncode == 1 and "went on" not in result.stdout
+    assert "has changed" in result.stderr and "written for sglang==0.5.23" in result.stderr
