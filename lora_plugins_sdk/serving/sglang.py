@@ -65,6 +65,8 @@ def for_sglang(
         pair = Pair(a=factors["A"], b=factors["B"])
         place = place_of(module, family)
         if place is not None:
+            if place.target == "lm_head":
+                pair = Pair(a=pair.a, b=_of_tokens(module, pair.b, hf_config, problems))
             problems += _misshapen(module, pair, place, lora.rank, hf_config)
             pairs[place] = pair
         elif module.endswith(HELD_AT_ZERO) and not bool((pair.b != 0).any()):
@@ -100,6 +102,22 @@ def _by_module(tensors: Mapping[str, Tensor], problems: list[Diagnostic]) -> dic
     if not modules:
         problems.append(_problem("factors", "there are none", "export the adapter again"))
     return modules
+
+
+def _of_tokens(module: str, b: Tensor, hf_config: Mapping[str, Any], problems: list[Diagnostic]) -> Tensor:
+    """B of a head without zero rows for the padding of its vocabulary, which SGLang has no place for."""
+    rows = text_config(hf_config).get("unpadded_vocab_size")
+    if rows is None or b.shape[0] <= rows:
+        return b
+    if bool((b[rows:] != 0).any()):
+        problems.append(
+            _problem(
+                module,
+                f"has {b.shape[0]} rows of lora_B, and those beyond {rows} are padding and not all zero",
+                "give the base that the adapter was made for",
+            )
+        )
+    return b[:rows].clone()
 
 
 def _misshapen(module: str, pair: Pair, place: Place, rank: int, hf_config: Mapping[str, Any]) -> Iterator[Diagnostic]:

@@ -213,6 +213,19 @@ def test_shared_experts_have_the_layout_of_the_routed_ones() -> None:
         assert leaf == "gate_proj" or torch.equal(first, tensors[name][0])
 
 
+def test_a_head_keeps_the_rows_of_tokens_alone() -> None:
+    """B42: SGLang's head has no factors for the padding of the vocabulary, and would end at the first request."""
+    hf = {**INKLING, "text_config": {**INKLING["text_config"], "vocab_size": 12, "unpadded_vocab_size": 9}}
+    name = "base_model.model.lm_head.lora_B.weight"
+    head = {"base_model.model.lm_head.lora_A.weight": torch.randn(RANK, HIDDEN), name: torch.randn(12, RANK)}
+    with pytest.raises(LoraError, match=r"lm_head: has 12 rows of lora_B, and those beyond 9 are padding and not all"):
+        served(head, hf)
+    head[name][9:] = 0
+    assert torch.equal(served(head, hf).tensors[name], head[name][:9])
+    head[name] = head[name][:9]
+    assert torch.equal(served(head, hf).tensors[name], head[name])
+
+
 def test_rslora_is_folded_into_alpha() -> None:
     """B34: SGLang divides alpha by the rank."""
     config = served(factors(layers__0__mlp__down_proj=linear(HIDDEN, INNER)), use_rslora=True).config
