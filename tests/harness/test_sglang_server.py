@@ -24,6 +24,19 @@ def test_an_interpreter_without_sglang_is_named(tmp_path: Path):
     assert written == {"model_path": "m", "device": "cuda", "host": HOST, "port": server.port}
 
 
+@pytest.mark.parametrize(("kernels", "said"), [("0", "neither its CPU kernels nor"), ("1", "cannot import SGLang")])
+def test_a_cpu_needs_kernels_or_their_replacement(tmp_path: Path, kernels: str, said: str):
+    """SGLang asks for its own with this variable at 1 only; at 0 it would fail obscurely."""
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+    bare.chmod(0o755)
+    environment = {"SGLANG_USE_CPU_ENGINE": kernels}
+    server = SglangServer({"device": "cpu"}, log=tmp_path / "engine.log", python=bare, environment=environment)
+    with pytest.raises(LoraError, match=said):
+        server.wait_until_ready(lambda: False, timeout=60.0)
+    server.stop()
+
+
 def test_a_path_that_is_no_interpreter(tmp_path: Path):
     with pytest.raises(LoraError, match=r"rollout\.sglang\.python = '.*/absent': cannot be started \(No such file"):
         SglangServer({}, log=tmp_path / "engine.log", python=tmp_path / "absent")

@@ -62,7 +62,8 @@ def _refuse_cpu_without_plugin(arguments: dict[str, Any]) -> None:
     from importlib.metadata import entry_points
 
     names = {one.name for one in entry_points(group="sglang.srt.plugins")}
-    if arguments.get("device") == "cpu" and _PLUGIN not in names and "SGLANG_USE_CPU_ENGINE" not in os.environ:
+    kernels = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
+    if arguments.get("device") == "cpu" and _PLUGIN not in names and not kernels:
         _refuse(
             f"rollout.sglang.python = {sys.executable!r}",
             "has SGLang, but neither its CPU kernels nor this project's replacement for them",
