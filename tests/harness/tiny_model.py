@@ -60,12 +60,22 @@ def write_tiny_inkling(directory: Path, *, vocab_size: int = VOCAB, padding: int
     return directory
 
 
-def write_tiny_hybrid(directory: Path, *, vocab_size: int = VOCAB) -> Path:
-    """A random model of gated delta nets, gated attention and experts, without a tokenizer."""
-    options = {**load_plugin(architecture="qwen36_moe").architecture.tiny_config, "vocab_size": vocab_size}
-    torch.manual_seed(0)
+def write_tiny_hybrid(directory: Path, *, vocab_size: int = VOCAB, multimodal: bool = False) -> Path:
+    """A random model of gated delta nets, gated attention and experts, alone or with a tower, without a tokenizer."""
+    options: dict[str, Any] = {
+        **load_plugin(architecture="qwen36_moe").architecture.tiny_config,
+        "vocab_size": vocab_size,
+    }
     config = AutoConfig.for_model(options.pop("model_type"), **options, initializer_range=0.2)
-    model: Any = AutoModelForCausalLM.from_config(config)
+    torch.manual_seed(0)
+    if multimodal:
+        text = config.to_dict()
+        text["rope_parameters"] = {**text["rope_parameters"], "mrope_section": [1, 1, 0]}
+        vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "patch_size": 4}
+        vision |= {"out_hidden_size": text["hidden_size"], "num_position_embeddings": 16}
+        config = AutoConfig.for_model("qwen3_5_moe", text_config=text, vision_config=vision, tie_word_embeddings=False)
+    family: Any = AutoModelForMultimodalLM if multimodal else AutoModelForCausalLM
+    model: Any = family.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "A_log" in name:

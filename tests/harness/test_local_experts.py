@@ -1,4 +1,5 @@
-"""Inkling on the local engine: an adapter on every target is the merged model, whatever is decoded together."""
+"""Models with experts on the local engine, alone or within multimodal ones: an adapter on every target is the merged
+model, whatever is decoded together."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_model import VOCAB, write_tiny_inkling
+from tiny_model import VOCAB, write_tiny_hybrid, write_tiny_inkling
 
 from lora_harness.engines import GenerationRequest, SamplingParams
 from lora_harness.engines.local import LocalEngine
@@ -39,14 +40,20 @@ def multimodal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_inkling(tmp_path_factory.mktemp("multimodal"), multimodal=True)
 
 
+@pytest.fixture(scope="module")
+def multimodal_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_hybrid(tmp_path_factory.mktemp("hybrid"), multimodal=True)
+
+
 def random_adapter(base: Path, sharing: str, seed: int) -> PeftAdapter:
     """Factors of every target, both of each pair away from zero, as a run exports them."""
-    plugin = load_plugin(architecture="inkling")
+    hf_config = read_hf_config(base)
+    plugin = load_plugin(str(hf_config["model_type"]))
     lora = LoraConfig(rank=4, alpha=8, target_modules=("all-linear", "lm_head"), expert_sharing=sharing)  # type: ignore[arg-type]
     tensors = {}
-    for row in derive_table(plugin, read_hf_config(base), lora, RunFacts()).rows:
+    for row in derive_table(plugin, hf_config, lora, RunFacts()).rows:
         draw = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{row.init_key}".encode()))
-        tensors |= plugin.export_tensor(row, 0.2 * torch.randn(row.full_shape, generator=draw))
+        tensors |= plugin.export_tensor(row, 0.1 * torch.randn(row.full_shape, generator=draw))
     modules = {name.removeprefix("base_model.model.").rsplit(".lora_", 1)[0] for name in tensors}
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": sorted(modules)}
     return PeftAdapter(tensors=tensors, config=config)
@@ -64,9 +71,18 @@ def requests() -> list[GenerationRequest]:
     ]
 
 
-@pytest.mark.parametrize(("kind", "sharing"), [("base", "none"), ("base", "outer"), ("multimodal", "outer")])
+@pytest.mark.parametrize(
+    ("kind", "sharing", "tolerance"),
+    [
+        ("base", "none", 1e-5),
+        ("base", "outer", 1e-5),
+        ("multimodal", "outer", 1e-5),
+        # Delta nets decode by another recurrence than they prefill by, which rounds differently.
+        ("multimodal_hybrid", "none", 1e-4),
+    ],
+)
 def test_the_engine_serves_the_merged_model(
-    kind: str, sharing: str, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, sharing: str, tolerance: float, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """B31: stacks, fused experts and a padded head, all through real PEFT, and again with the next adapter."""
     base: Path = request.getfixturevalue(kind)
@@ -91,7 +107,7 @@ def test_the_engine_serves_the_merged_model(
             )
         differences.append(float((torch.tensor(done.logprobs).double() - wanted[:, 0]).abs().max()))
         effects.append(float((before - wanted).abs().max()))
-    assert max(differences) <= 1e-5
+    assert max(differences) <= tolerance
     assert min(effects) > 0.01, "the adapter must matter"
 
 
