@@ -50,8 +50,8 @@ def for_sglang(
         hf_config: the base's `config.json`.
 
     Raises:
-        LoraError: not plain LoRA, a module that SGLang cannot serve, a factor without its partner or of another rank
-            than the config's; everything is listed.
+        LoraError: not plain LoRA, a module that SGLang cannot serve, two modules that are one to it, rows for padding that
+            are not zero, a factor without its partner or of another rank than the config's; everything is listed.
     """
     lora = read_lora_config(config)
     family = family_of(hf_config)
@@ -68,6 +68,10 @@ def for_sglang(
             if place.target == "lm_head":
                 pair = Pair(a=pair.a, b=_of_tokens(module, pair.b, hf_config, problems))
             problems += _misshapen(module, pair, place, lora.rank, hf_config)
+            if place in pairs:
+                problems.append(
+                    _problem(module, f"and another module are both {place.module}", "export the adapter again")
+                )
             pairs[place] = pair
         elif module.endswith(HELD_AT_ZERO) and not bool((pair.b != 0).any()):
             left_out.append(module)

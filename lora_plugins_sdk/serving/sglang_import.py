@@ -71,7 +71,7 @@ def from_sglang(
     for module, pair in whole.items():
         path = module if module == "lm_head" else prefix + peft_path(module.removeprefix("model."), family)
         place = place_of(path, family)
-        if place is None:
+        if place is None or place.module != module.removeprefix("model."):
             raise _unknown(module)
         if SHARED in module:
             pair = shared_factor(pair, place)

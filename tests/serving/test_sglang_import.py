@@ -111,6 +111,10 @@ def test_names_that_are_not_sglangs() -> None:
     router = {f"{PREFIX}layers.0.mlp.gate.lora_{factor}.weight": torch.randn(RANK, RANK) for factor in "AB"}
     with pytest.raises(LoraError, match=r"mlp\.gate: is no name of SGLang's form"):
         back({**tensors, **router})
+    # HF's name of what SGLang calls attn.wq_du.
+    attention = {f"{PREFIX}layers.0.self_attn.q_proj.lora_{factor}.weight": torch.ones(RANK, RANK) for factor in "AB"}
+    with pytest.raises(LoraError, match=r"self_attn\.q_proj: is no name of SGLang's form"):
+        from_sglang(attention, {"peft_type": "LORA", "r": RANK, "lora_alpha": 4}, INKLING, ["model.llm.layers.0.x"])
     with pytest.raises(LoraError, match=r"out_proj: has one factor of two"):
         back({**tensors, f"{PREFIX}layers.0.linear_attn.out_proj.lora_A.weight": torch.randn(RANK, 8)})
     with pytest.raises(LoraError, match=r"base: its layers' names begin with model\. and model\.language_model\."):

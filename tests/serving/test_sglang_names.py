@@ -213,6 +213,15 @@ def test_shared_experts_have_the_layout_of_the_routed_ones() -> None:
         assert leaf == "gate_proj" or torch.equal(first, tensors[name][0])
 
 
+def test_two_modules_that_are_one_to_sglang_are_refused() -> None:
+    """One of the two would be dropped."""
+    tensors = factors(layers__1__self_attn__q_proj=linear(20))
+    twice = {name.replace("model.layers", "model.language_model.layers"): one for name, one in tensors.items()}
+    assert twice.keys() != tensors.keys()
+    with pytest.raises(LoraError, match=r"q_proj: and another module are both layers\.1\.self_attn\.q_proj"):
+        served({**tensors, **twice})
+
+
 def test_a_head_keeps_the_rows_of_tokens_alone() -> None:
     """B42: SGLang's head has no factors for the padding of the vocabulary, and would end at the first request."""
     hf = {**INKLING, "text_config": {**INKLING["text_config"], "vocab_size": 12, "unpadded_vocab_size": 9}}
