@@ -50,8 +50,9 @@ def for_sglang(
         hf_config: the base's `config.json`.
 
     Raises:
-        LoraError: not plain LoRA, a module that SGLang cannot serve, two modules that are one to it, rows for padding that
-            are not zero, a factor without its partner or of another rank than the config's; everything is listed.
+        LoraError: not plain LoRA, a module that SGLang cannot serve, two modules that are one to it, rows for
+            padding that are not zero, a factor without its partner or of another rank than the config's; everything is
+            listed.
     """
     lora = read_lora_config(config)
     family = family_of(hf_config)
