@@ -1,0 +1,53 @@
+"""An adapter goes through SGLang's form on a published base: what was trained comes back, and can be merged."""
+
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from inkling_tiny import PUBLISHED_CONFIG, PUBLISHED_TEXT, in_transformers_words, make_model
+from safetensors.torch import save_file
+
+from lora_plugin_inkling.model.published import to_published
+from lora_plugins_sdk import LoraConfig, PeftAdapter, RunFacts, derive_table, load_plugin, read_adapter, write_adapter
+from lora_plugins_sdk.offline.export import export_files
+from lora_plugins_sdk.offline.merge import plan_merge
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("published")
+    published = to_published(make_model(in_transformers_words(PUBLISHED_TEXT)).state_dict())
+    save_file({name: one.contiguous() for name, one in published.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(PUBLISHED_CONFIG))
+    return folder
+
+
+def random_adapter(sharing: str) -> PeftAdapter:
+    """Factors of every target, none of them zero, as a run on the published base exports them."""
+    plugin = load_plugin(architecture="inkling")
+    lora = LoraConfig(rank=4, alpha=8, target_modules=("all-linear", "lm_head"), expert_sharing=sharing)  # type: ignore[arg-type]
+    tensors = {}
+    for row in derive_table(plugin, PUBLISHED_CONFIG, lora, RunFacts()).rows:
+        draw = torch.Generator().manual_seed(zlib.crc32(row.init_key.encode()))
+        tensors |= plugin.export_tensor(row, torch.randn(row.full_shape, generator=draw))
+    targets = sorted({name.rsplit(".lora_", 1)[0].rsplit(".", 1)[-1] for name in tensors})
+    return PeftAdapter(
+        tensors=tensors, config={"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": targets}
+    )
+
+
+@pytest.mark.parametrize("sharing", ["none", "outer"])
+def test_there_and_back_and_merged(base: Path, tmp_path: Path, sharing: str) -> None:
+    """B30, B31: HF's names again, not those of the base's files, and one shared factor of the shared experts."""
+    adapter = random_adapter(sharing)
+    write_adapter(adapter, tmp_path / "peft")
+    report = export_files(tmp_path / "peft", tmp_path / "served", form="sglang", base=base)
+    flag = "--experts-shared-outer-loras" if sharing == "outer" else "--no-experts-shared-outer-loras"
+    assert flag in report.engine_arguments and not report.left_out
+    export_files(tmp_path / "served", tmp_path / "back", base=base)
+    back = read_adapter(tmp_path / "back")
+    assert back.tensors.keys() == adapter.tensors.keys()
+    assert all(torch.equal(back.tensors[name], one) for name, one in adapter.tensors.items())
+    plan_merge(base, tmp_path / "back", tmp_path / "merged")
