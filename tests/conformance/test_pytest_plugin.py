@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch  # noqa: F401 - a `pytester` test forgets what it imports, and torch cannot be imported twice
 
 from lora_plugins_sdk.testing.conformance import Level, cases
 
@@ -23,7 +24,7 @@ def test_three_lines(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(
         [
             "*::TestMine::test_static?packs? PASSED*",
-            "*conformance of TestMine*",
+            "*conformance of test_mine.py::TestMine*",
             "CHECK*RESULT*linear_qkv*output_layer*",
             "packs *passed *all *all*",
             f"{len(cases(Level.STATIC))} passed (L0 *",
@@ -81,7 +82,22 @@ def test_the_summary_survives_xdist(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("-n", "1", "-k", "test_static and not snapshot")
     passed = len(cases(Level.STATIC)) - 1
     result.assert_outcomes(passed=passed)
-    result.stdout.fnmatch_lines(["*conformance of TestMine*", "packs *passed *all *all*", f"{passed} passed (L0 *"])
+    result.stdout.fnmatch_lines(
+        ["*conformance of test_mine.py::TestMine*", "packs *passed *all *all*", f"{passed} passed (L0 *"]
+    )
+
+
+def test_suites_of_one_name_have_a_summary_each(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_mine=THREE_LINES, test_other=THREE_LINES.replace("qwen3", "qwen36_moe"))
+    result = pytester.runpytest_subprocess("--conformance-level", "0", "-k", "packs")
+    result.stdout.fnmatch_lines(
+        [
+            "*conformance of test_mine.py::TestMine*",
+            "1 passed *",
+            "*conformance of test_other.py::TestMine*",
+            "1 passed *",
+        ]
+    )
 
 
 def _above_0() -> int:

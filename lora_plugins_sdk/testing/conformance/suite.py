@@ -72,28 +72,30 @@ class PluginConformance:
 
     def test_static(self, case: Case, conformance: Context, request: pytest.FixtureRequest) -> None:
         """Level 0, without torch."""
-        _run(self, request, conformance, case)
+        _run(request, conformance, case)
 
     def test_single(self, case: Case, conformance: Context, request: pytest.FixtureRequest) -> None:
         """Level 1, one process against transformers and PEFT."""
-        _run(self, request, conformance, case)
+        _run(request, conformance, case)
 
     def test_parallel(self, case: Case, conformance: Context, request: pytest.FixtureRequest) -> None:
         """Level 2, parallel layouts against one process."""
-        _run(self, request, conformance, case)
+        _run(request, conformance, case)
 
     def test_device(self, case: Case, conformance: Context, request: pytest.FixtureRequest) -> None:
         """Level 3, on the machine's accelerator."""
-        _run(self, request, conformance, case)
+        _run(request, conformance, case)
 
 
 _LEVELS = {f"test_{level.name.lower()}": level for level in Level}
 
 
-def _run(suite: PluginConformance, request: pytest.FixtureRequest, context: Context, case: Case) -> None:
+def _run(request: pytest.FixtureRequest, context: Context, case: Case) -> None:
     result = run_case(context, case)
-    # Built-in types only: with pytest-xdist they travel to the process that prints the summary.
-    record = {"suite": type(suite).__name__, "sites": context.subject.site_modules(), "result": result.record()}
+    # Built-in types only: with pytest-xdist they travel to the process that prints the summary. A suite is known by its
+    # file too, since classes of two files may have one name.
+    place = request.node.nodeid.partition("[")[0].rpartition("::")[0]
+    record = {"suite": place, "sites": context.subject.site_modules(), "result": result.record()}
     request.node.user_properties.append((PROPERTY, record))
     _conclude(result)
 
