@@ -56,16 +56,19 @@ def from_sglang(
     split: dict[str, dict[str, Pair]] = {}
     left_out: list[str] = []
     for module, pair in _pairs(tensors).items():
-        if not bool(pair.a.any()) and not bool(pair.b.any()):
-            left_out.append(module)
-            continue
         parts = _SPLIT.fullmatch(module)
         if parts is not None:
             split.setdefault(parts["stem"], {})[parts["part"]] = pair
+        elif _is_zero(pair):
+            left_out.append(module)
         else:
             whole[module] = pair
     for stem, parts in split.items():
-        whole[f"{stem}qkv"] = _joined(stem, parts)
+        # Where A is zero, zeros fill nothing up: they are rows of one projection beside rows that are not zero.
+        if all(map(_is_zero, parts.values())):
+            left_out += [f"{stem}{part}" for part in parts]
+        else:
+            whole[f"{stem}qkv"] = _joined(stem, parts)
     named: dict[str, Tensor] = {}
     modules = []
     for module, pair in whole.items():
@@ -113,6 +116,10 @@ def _joined(stem: str, parts: Mapping[str, Pair]) -> Pair:
     for block, one in zip(b.split([len(one) for one in rows]), rows, strict=True):
         block.copy_(one)
     return Pair(a=first.a, b=b)
+
+
+def _is_zero(pair: Pair) -> bool:
+    return not bool(pair.a.any()) and not bool(pair.b.any())
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:

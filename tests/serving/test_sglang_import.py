@@ -100,6 +100,20 @@ def test_three_projections_that_are_not_one(change: str) -> None:
         back(tensors)
 
 
+def test_rows_of_zeros_in_a_projection_whose_a_is_zero() -> None:
+    """With A at zero nothing but B tells rows that are zero from members that fill a group up."""
+    pair = factors(layers__0__linear_attn__in_proj_qkv=linear(20))
+    a, b = pair
+    pair[a].zero_()
+    pair[b][:6].zero_()
+    form = served(pair, HYBRID)
+    assert not form.tensors[f"{PREFIX}layers.0.linear_attn.in_proj_q.lora_B.weight"].any()
+    found = from_sglang(form.tensors, form.config, HYBRID, ["model.layers.0.mlp.up_proj.weight"])
+    assert found.tensors.keys() == pair.keys()
+    assert all(torch.equal(found.tensors[name], one) for name, one in pair.items())
+    assert found.left_out == ("model.layers.0.linear_attn.in_proj_z",)
+
+
 def back(tensors: dict[str, Tensor], names: tuple[str, ...] = ("model.layers.0.mlp.up_proj.weight",)) -> None:
     from_sglang(tensors, {"peft_type": "LORA", "r": RANK, "lora_alpha": 4}, HYBRID, names)
 
