@@ -49,6 +49,8 @@ def routed_experts(
     gated = swiglu if use_interleaved else swiglu_halves
     output = torch.zeros_like(hidden_states)
     for expert in topk_ids.unique().tolist():
+        if expert < 0:  # a dropped route
+            continue
         tokens, choices = (topk_ids == expert).nonzero(as_tuple=True)
         inner = gated(functional.linear(hidden_states[tokens], w13_weight_E_2f_D[expert]))
         weights = topk_weights[tokens, choices, None].to(inner.dtype)

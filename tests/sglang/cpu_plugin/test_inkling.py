@@ -8,7 +8,10 @@ from pathlib import Path
 import inkling_models
 import pytest
 import raw_engine
+import torch
 from own_process import OwnProcess
+
+from lora_sglang_cpu.inkling_experts import routed_experts
 
 PROMPTS = [list(range(3, 23)), [7, 299, 12, 12, 5, 90, 41, 8, 1, 2, 260], [9, 10, 11], [4, 2]]
 LONG = [(7 * step + 3) % 300 for step in range(140)]
@@ -73,3 +76,16 @@ def test_without_adapters_weights_lie_as_published_and_answers_are_as_exact(
     with running_engine(Path(model), **raw_engine.INKLING_ARGUMENTS, chunked_prefill_size=64) as process:
         answers = process.run(raw_engine.generate, [*PROMPTS, LONG], new_tokens=12)
     assert gap(answers, reference, model, None) <= TOLERANCE
+
+
+def test_a_dropped_route_adds_nothing() -> None:
+    """SGLang marks it by a negative expert; as an index that is the last one."""
+    torch.manual_seed(0)
+    x, w13, w2 = torch.randn(3, 4), torch.randn(2, 6, 4), torch.randn(2, 4, 3)
+    weights = torch.rand(3, 2)
+    kept = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    routes = torch.tensor([[0, 1], [1, 0], [1, 0]], dtype=torch.int32)
+    dropped = torch.where(kept.bool(), routes, -1)
+    expected = routed_experts(x, weights * kept, routes, w13, w2)
+    assert torch.allclose(routed_experts(x, weights, dropped, w13, w2), expected)
+    assert not expected[2].any() and expected[:2].any(1).all()
