@@ -85,7 +85,6 @@ def test_the_port_is_the_servers_from_the_start(tmp_path: Path):
     server = SglangServer({}, log=tmp_path / "engine.log", python=script)
     with pytest.raises(LoraError, match=rf"rollout\.sglang\.port = {server.port}: cannot be served on"):
         SglangServer({}, log=tmp_path / "other.log", python=script, port=server.port)
-    assert not HttpClient(server.url).healthy(), "nothing answers there yet"
     server.stop()
     again = SglangServer({}, log=tmp_path / "engine.log", python=script, port=server.port)
     again.stop()
