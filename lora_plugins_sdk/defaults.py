@@ -146,8 +146,13 @@ def lora_import_tensor(row: ParamRow, tensors: Mapping[str, Tensor]) -> Tensor:
 def lora_read_adapter(architecture: Architecture, hf_config: Mapping[str, object], saved: PeftAdapter) -> PeftAdapter:
     """From any of the architecture's schemas."""
     for schema in architecture.adapter_schemas:
-        saved = schema.read(saved, module_names(architecture, hf_config))
+        saved = schema.read(saved, _modules(architecture, hf_config))
     return saved
+
+
+def _modules(architecture: Architecture, hf_config: Mapping[str, object]) -> Iterator[str]:
+    # Asked for only where names are to be changed: a config that this plugin cannot read is no matter elsewhere.
+    yield from module_names(architecture, hf_config)
 
 
 @hookimpl(trylast=True)

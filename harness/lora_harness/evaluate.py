@@ -21,6 +21,7 @@ from lora_harness.rollouts import request_seed
 from lora_harness.tasks import build_task
 from lora_plugins_sdk import LoraError, read_adapter, write_adapter
 from lora_plugins_sdk.adapter_files import INDEX_FILE
+from lora_plugins_sdk.offline.adapter import in_hf_names
 from lora_plugins_sdk.peft_parameters import to_parameters
 
 
@@ -108,7 +109,8 @@ def load_policy(config: TrainConfig, adapter: Path | None) -> Any:
 
     given = read_adapter(adapter)
     # Factors of experts that the HF model keeps in one parameter; anything else is read from where it lies.
-    readable = to_parameters(given, hf_traits(config.model.path, config.model.plugin).parameters)
+    named = in_hf_names(given, config.model.path, plugin=config.model.plugin)
+    readable = to_parameters(named, hf_traits(config.model.path, config.model.plugin).parameters)
     lora_config(readable.config)
     try:
         with tempfile.TemporaryDirectory() as folder, without_false_alarms():

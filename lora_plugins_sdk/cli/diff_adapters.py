@@ -19,6 +19,10 @@ def diff(
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Largest entry of scale B A that may differ and still count as equal.")
     ] = 0.0,
+    base: Annotated[
+        Path | None,
+        typer.Option(help="HF directory of their base: reads names of other schemas that its model's plugin knows."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every module.")] = False,
 ) -> None:
     """Compare two adapters' configs and products scale B A; exits with 1 when they differ.
@@ -30,7 +34,7 @@ def diff(
     from lora_plugins_sdk.offline.adapter import read_plain_adapter
     from lora_plugins_sdk.offline.diff import diff_adapters
 
-    found = diff_adapters(*(read_plain_adapter(adapter_directory(path)) for path in (one, other)))
+    found = diff_adapters(*(read_plain_adapter(adapter_directory(path), base) for path in (one, other)))
     differs = found.differs(tolerance)
     if as_json:
         print(json.dumps({"differs": differs, **asdict(found)}, indent=2))
@@ -48,4 +52,6 @@ def diff(
             [(module, f"{delta:.4g}") for module, delta in changed.items()],
         )
     print(f"{len(found.deltas) - len(changed)} of {len(found.deltas)} common modules are equal")
+    if base is None and found.only_a and found.only_b and not found.deltas:
+        print("note: no module is in both; if one has names of another schema, give the base (--base)")
     raise typer.Exit(1 if differs else 0)

@@ -49,7 +49,10 @@ def export_adapter(
     ] = Form.PEFT,
     base: Annotated[
         Path | None,
-        typer.Option(help="HF directory of the base. [for an engine: the directory that the adapter's config names]"),
+        typer.Option(
+            help="HF directory of the base; names of other schemas that its model's plugin knows become HF's. "
+            "[for an engine: the directory that the adapter's config names]"
+        ),
     ] = None,
     max_shard_size: Annotated[
         str | None,

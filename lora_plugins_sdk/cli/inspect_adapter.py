@@ -38,7 +38,7 @@ def inspect_adapter(
     from lora_plugins_sdk.offline.adapter import read_plain_adapter
     from lora_plugins_sdk.offline.inspect import base_facts, pair_facts
 
-    adapter = read_plain_adapter(adapter_directory(path))
+    adapter = read_plain_adapter(adapter_directory(path), base)
     summary = {**_summary(adapter), **_origin(read_meta(adapter.directory))}
     pairs = pair_facts(adapter)
     against = None if base is None else base_facts(adapter, base)

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from lora_plugins_sdk.config import LoraConfig
-from lora_plugins_sdk.errors import Diagnostic, raise_if_any
+from lora_plugins_sdk.dims import read_hf_config
+from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.offline.packed import is_packed, packed_problems, unpacked
 from lora_plugins_sdk.peft_config import read_lora_config, whole_weights
 from lora_plugins_sdk.peft_files import PeftAdapter, read_adapter
+from lora_plugins_sdk.selection import load_plugin
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 
@@ -59,15 +61,43 @@ class PlainAdapter:
         return self.saved.config
 
 
-def read_plain_adapter(directory: str | Path) -> PlainAdapter:
+def read_plain_adapter(directory: str | Path, base: str | Path | None = None) -> PlainAdapter:
     """Read a PEFT directory that holds plain LoRA and nothing else.
+
+    Args:
+        directory: the adapter's.
+        base: HF directory of its base, if it is known; see `in_hf_names`.
 
     Raises:
         LoraError: a file is missing or damaged, the config means another method, or tensors are not factor pairs of
             the config's rank with finite values; every problem of one kind is listed.
     """
     directory = Path(directory)
-    return plain_adapter(read_adapter(directory), directory)
+    saved = read_adapter(directory)
+    return plain_adapter(saved if base is None else in_hf_names(saved, base), directory)
+
+
+def in_hf_names(saved: PeftAdapter, base: str | Path, *, plugin: str | None = None) -> PeftAdapter:
+    """An adapter under HF's names, where it has those of another schema that the plugin of its base's model knows.
+
+    It stays as it is without such a plugin. The names of an engine's own form are no schema.
+
+    Args:
+        saved: as it was read.
+        base: HF directory of its base.
+        plugin: the plugin that serves the base's model, where several do.
+
+    Raises:
+        LoraError: the base's config cannot be read, or two tensors are one under HF's names.
+    """
+    hf_config = read_hf_config(base)
+    if saved.origin is not None and saved.origin.engine is not None:
+        return saved
+    try:
+        selected = load_plugin(str(hf_config.get("model_type")), plugin=plugin)
+    except LoraError:
+        return saved
+    return selected.read_adapter(hf_config, saved)
 
 
 def plain_adapter(saved: PeftAdapter, directory: Path) -> PlainAdapter:

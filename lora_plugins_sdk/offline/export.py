@@ -15,11 +15,11 @@ from lora_plugins_sdk.adapter_files import adapter_directory, adapter_weights
 from lora_plugins_sdk.adapter_meta import AdapterOrigin
 from lora_plugins_sdk.dims import read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
-from lora_plugins_sdk.offline.adapter import PlainAdapter, plain_adapter, read_plain_adapter
+from lora_plugins_sdk.offline.adapter import PlainAdapter, in_hf_names, plain_adapter
 from lora_plugins_sdk.offline.fit import trained_wholes
 from lora_plugins_sdk.offline.origin import origin_problems
 from lora_plugins_sdk.peft_config import minimal_config
-from lora_plugins_sdk.peft_files import PeftAdapter, write_adapter
+from lora_plugins_sdk.peft_files import PeftAdapter, read_adapter, write_adapter
 from lora_plugins_sdk.serving.sglang import ENGINE as SGLANG
 from lora_plugins_sdk.serving.sglang import for_sglang
 from lora_plugins_sdk.serving.sglang_config import missing_keys
@@ -67,7 +67,8 @@ def export_files(
         output: directory to make; appears whole or not at all.
         form: one of `FORMS`.
         base: HF directory of the base. An engine's form follows its config; left out, the directory that the adapter's
-            config names is taken. Whole weights in the adapter are compared with it.
+            config names is taken. Whole weights in the adapter are compared with it, and names of another schema that
+            the model's plugin knows become HF's.
         max_shard_bytes: as for `write_adapter`.
 
     Raises:
@@ -78,12 +79,16 @@ def export_files(
         raise LoraError(f"form {form!r}", reason="is unknown", cure=f"use one of {', '.join(FORMS)}")
     output = Path(output)
     refuse_output(output)
-    adapter = read_plain_adapter(adapter_directory(source))
+    directory = adapter_directory(source)
+    saved = read_adapter(directory)
     base = None if base is None else Path(base)
     left_out: dict[str, str] = {}
-    if adapter.saved.origin is not None and adapter.saved.origin.engine == SGLANG:
-        base = _base(adapter, base)
-        adapter, left_out = _back_from_sglang(adapter, base)
+    if saved.origin is not None and saved.origin.engine == SGLANG:
+        base = _base(saved, base)
+        adapter, left_out = _back_from_sglang(plain_adapter(saved, directory), base)
+    else:
+        known = _base(saved, base) if form == SGLANG else base
+        adapter = plain_adapter(saved if known is None else in_hf_names(saved, known), directory)
     problems = [] if base is None else [*origin_problems(adapter, base)]
     raise_if_any(f"{adapter.directory} cannot be exported:", [*problems, *_wholes(adapter, base)])
     plain = {name: tensor for name, tensor in adapter.saved.tensors.items() if ".lora_" in name}
@@ -92,7 +97,7 @@ def export_files(
     if form == PEFT:
         exported = _for_peft(adapter, plain)
     else:
-        hf_config = read_hf_config(_base(adapter, base))
+        hf_config = read_hf_config(_base(adapter.saved, base))
         served = for_sglang(plain, adapter.config, hf_config)
         left_out |= {module: "its delta is zero, and SGLang serves no LoRA there" for module in served.left_out}
         exported = PeftAdapter(
@@ -143,7 +148,7 @@ def _back_from_sglang(adapter: PlainAdapter, base: Path) -> tuple[PlainAdapter, 
     }
 
 
-def _base(adapter: PlainAdapter, base: Path | None) -> Path:
+def _base(adapter: PeftAdapter, base: Path | None) -> Path:
     """The base's directory, given or named by the adapter."""
     named = adapter.config.get("base_model_name_or_path")
     if base is None and isinstance(named, str) and os.path.isfile(Path(named) / "config.json"):

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_plugins_sdk.dims import read_hf_config
+from lora_plugins_sdk.dims import ModelDims, read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, LoraError
 from lora_plugins_sdk.offline.adapter import PlainAdapter
 from lora_plugins_sdk.offline.fit import fit, kind_of
 from lora_plugins_sdk.offline.origin import origin_problems
 from lora_plugins_sdk.offline.products import product_norm
 from lora_plugins_sdk.selection import load_plugin
-from lora_plugins_sdk.targets import candidates
+from lora_plugins_sdk.site import EXPERT
+from lora_plugins_sdk.targets import Candidate, candidates
 from lora_plugins_sdk.weight_files import read_weight_files
 
 
@@ -115,10 +116,22 @@ def base_facts(adapter: PlainAdapter, base: str | Path) -> BaseFacts:
 def _plugin_modules(config: Mapping[str, Any]) -> tuple[str | None, list[str]]:
     try:
         plugin = load_plugin(str(config.get("model_type")))
-        return plugin.name, [one.hf for one in candidates(plugin.architecture, config)]
+        dims = plugin.architecture.dims(config)
+        return plugin.name, [name for one in candidates(plugin.architecture, config) for name in _names(one, dims)]
     except LoraError:
         # No plugin, or a config that it cannot read: the base's own tensors then say what there is.
         return None, []
+
+
+def _names(one: Candidate, dims: ModelDims) -> Iterator[str]:
+    """A projection as the pairs of a `PlainAdapter` name it: each expert, and each weight of a stack, by itself."""
+    stem, _, leaf = one.hf.rpartition(".")
+    if one.site.experts is not None:
+        yield from (one.hf.replace(EXPERT, str(number)) for number in range(dims.resolve(one.site.experts)))
+    elif one.projection.stack is not None:
+        yield from (f"{stem}.{number}.{leaf}" for number in range(dims.resolve(one.projection.stack)))
+    else:
+        yield one.hf
 
 
 def _coverage(known: Iterable[str], adapted: Iterable[str]) -> list[Coverage]:

@@ -103,7 +103,7 @@ def plan_merge(base: str | Path, adapter: str | Path, output: str | Path, dtype:
     refuse_output(output)
     if output.resolve().is_relative_to(directory.resolve()):
         raise LoraError(str(output), reason="lies in the base directory", cure="give a place outside of it")
-    saved = read_plain_adapter(adapter_directory(adapter))
+    saved = read_plain_adapter(adapter_directory(adapter), directory)
     weights = read_weight_files(directory)
     found = fit(saved, weights, read_hf_config(directory))
     raise_if_any(

@@ -130,6 +130,10 @@ def test_diff(place: Path, lora_plugins: Run) -> None:
     assert lora_plugins("diff", str(place / "adapter"), str(place / "other"), "--tolerance", "100").code == 0
     found = json.loads(lora_plugins("diff", str(place / "adapter"), str(place / "other"), "--json").out)
     assert found["differs"] is True and found["deltas"]["lm_head"] > 0 and found["config"] == {}
+    make_adapter(place / "elsewhere", {name.replace(PREFIX, f"{PREFIX}llm."): one for name, one in tensors.items()})
+    apart = ["diff", str(place / "adapter"), str(place / "elsewhere")]
+    assert "no module is in both" in lora_plugins(*apart).out
+    assert "no module is in both" not in lora_plugins(*apart, "--base", str(place / "base")).out
     make_adapter(place / "other", lora_alpha=1.0, target_modules=["lm_head"])
     text = lora_plugins("diff", str(place / "adapter"), str(place / "other"))
     assert text.code == 1 and "lora_alpha" in text.out and "target_modules" in text.out

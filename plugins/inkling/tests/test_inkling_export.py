@@ -10,8 +10,21 @@ from inkling_tiny import PUBLISHED_CONFIG, PUBLISHED_TEXT, in_transformers_words
 from safetensors.torch import save_file
 
 from lora_plugin_inkling.model.published import to_published
-from lora_plugins_sdk import LoraConfig, PeftAdapter, RunFacts, derive_table, load_plugin, read_adapter, write_adapter
+from lora_plugin_inkling.official import OFFICIAL
+from lora_plugins_sdk import (
+    LoraConfig,
+    PeftAdapter,
+    RunFacts,
+    derive_table,
+    load_plugin,
+    module_names,
+    read_adapter,
+    write_adapter,
+)
+from lora_plugins_sdk.offline.adapter import read_plain_adapter
+from lora_plugins_sdk.offline.diff import diff_adapters
 from lora_plugins_sdk.offline.export import export_files
+from lora_plugins_sdk.offline.inspect import base_facts
 from lora_plugins_sdk.offline.merge import plan_merge
 
 
@@ -51,3 +64,45 @@ def test_there_and_back_and_merged(base: Path, tmp_path: Path, sharing: str) -> 
     assert back.tensors.keys() == adapter.tensors.keys()
     assert all(torch.equal(back.tensors[name], one) for name, one in adapter.tensors.items())
     plan_merge(base, tmp_path / "back", tmp_path / "merged")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One adapter under HF's names and under those of the official schema."""
+    folder = tmp_path_factory.mktemp("both")
+    adapter = random_adapter("outer")
+    modules = module_names(load_plugin(architecture="inkling").architecture, PUBLISHED_CONFIG)
+    write_adapter(adapter, folder / "hf")
+    write_adapter(OFFICIAL.write(adapter, modules), folder / "official")
+    assert "base_model.model.model.llm.layers.0.attn.wq_du.lora_A.weight" in read_adapter(folder / "official").tensors
+    return {name: folder / name for name in ("hf", "official")}
+
+
+@pytest.mark.parametrize("form", ["peft", "sglang"])
+def test_the_official_schema_is_exported_under_the_same_names(
+    base: Path, both: dict[str, Path], tmp_path: Path, form: str
+) -> None:
+    """SGLang serves all of it, and PEFT finds nothing under the official names."""
+    found = {}
+    for name, adapter in both.items():
+        report = export_files(adapter, tmp_path / name, form=form, base=base)
+        assert not report.left_out
+        found[name] = read_adapter(tmp_path / name)
+    assert found["official"].config == found["hf"].config
+    assert found["official"].tensors.keys() == found["hf"].tensors.keys()
+    assert all(torch.equal(found["official"].tensors[name], one) for name, one in found["hf"].tensors.items())
+    if form == "sglang":  # whose own names are no schema
+        export_files(tmp_path / "official", tmp_path / "back", base=base)
+        assert read_adapter(tmp_path / "back").tensors.keys() == read_adapter(both["hf"]).tensors.keys()
+
+
+def test_the_official_schema_is_merged_inspected_and_compared(
+    base: Path, both: dict[str, Path], tmp_path: Path
+) -> None:
+    plans = [plan_merge(base, adapter, tmp_path / "merged") for adapter in both.values()]
+    assert plans[0].folds.keys() == plans[1].folds.keys()
+    hf, official = (read_plain_adapter(adapter, base) for adapter in both.values())
+    facts = base_facts(official, base)
+    assert not facts.problems and facts.coverage == base_facts(hf, base).coverage
+    assert all(one.adapted == one.total for one in facts.coverage), "each expert is one of those that the model has"
+    assert not diff_adapters(hf, official).differs()
