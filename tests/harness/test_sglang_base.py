@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from lora_harness.config import TrainConfig, parse_config
+from lora_harness.config.rollout import SglangSection
 from lora_harness.engines.capabilities import refuse_unservable
 from lora_harness.engines.sglang.attached import misfits
+from lora_harness.engines.sglang.base_fit import refuse_unfit_base
 from lora_plugins_sdk import LoraError, RunFacts, load_plugin
 
 HYBRID = dict(load_plugin(architecture="qwen36_moe").architecture.tiny_config)
@@ -51,6 +53,54 @@ def test_widths_that_sglangs_own_kernels_pad(tmp_path: Path, monkeypatch: pytest
         refuse_unservable(config(tmp_path, HYBRID), RunFacts())
     refuse_unservable(config(tmp_path, QWEN3 | {"intermediate_size": 64}), RunFacts())
     refuse_unservable(config(tmp_path, HYBRID, sglang={"urls": ["http://127.0.0.1:1"]}), RunFacts())
+
+
+SPARSE = {"model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 24, "intermediate_size": 50}
+INKLING = {
+    "model_type": "inkling_mm_model",
+    "text_config": {"intermediate_size": 24, "dense_intermediate_size": 36, "moe_intermediate_size": 25},
+}
+
+
+@pytest.mark.parametrize(
+    ("hf_config", "arguments", "refused"),
+    [
+        (SPARSE, {"tp_size": 4}, None),  # the width of dense layers, of which it has none
+        (SPARSE | {"mlp_only_layers": [1]}, {"tp_size": 4}, "intermediate_size = 50"),
+        (SPARSE | {"decoder_sparse_step": 2}, {"tp_size": 4}, "intermediate_size = 50"),
+        (SPARSE, {"tp_size": 16}, "moe_intermediate_size = 24: SGLang needs a multiple of 16 on 16 ranks"),
+        (SPARSE, {"tp_size": 16, "ep_size": 2}, None),  # an expert is shared by 8 ranks
+        (SPARSE, {"tp_size": 16, "ep_size": 1}, "moe_intermediate_size = 24"),
+        (SPARSE, {"tp_size": 64, "ep_size": 4}, "moe_intermediate_size = 24: SGLang needs a multiple of 16 on 16"),
+        (SPARSE, {"tp_size": 64, "ep_size": 4, "moe_dp_size": 2}, None),
+        (
+            SPARSE | {"shared_expert_intermediate_size": 24},
+            {"tp_size": 16, "ep_size": 16},
+            "shared_expert_intermediate_size = 24",
+        ),
+        (INKLING, {"tp_size": 4}, None),
+        (INKLING, {"tp_size": 8}, "dense_intermediate_size = 36: SGLang needs a multiple of 8"),
+        (INKLING, {"tp_size": 9, "ep_size": 9}, r"\bintermediate_size = 24: SGLang needs a multiple of 9"),
+    ],
+)
+def test_how_many_ranks_share_a_width(
+    hf_config: dict[str, Any], arguments: dict[str, int], refused: str | None
+) -> None:
+    section = SglangSection(arguments=arguments)
+    if refused is None:
+        refuse_unfit_base(section, hf_config)
+        return
+    with pytest.raises(LoraError, match=refused) as told:
+        refuse_unfit_base(section, hf_config)
+    assert str(told.value).count("SGLang needs") == 1
+
+
+def test_widths_on_a_named_device_are_not_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", "1")
+    refuse_unfit_base(SglangSection(arguments={"device": "cuda"}), SPARSE)
+    for arguments in ({}, {"device": "cpu"}):
+        with pytest.raises(LoraError, match=r"moe_intermediate_size = 24: .*of 32 for its CPU kernels"):
+            refuse_unfit_base(SglangSection(arguments=arguments), SPARSE)
 
 
 def test_a_server_that_builds_another_model_is_told_the_keys() -> None:
