@@ -72,32 +72,33 @@ LINEARS: Mapping[str, tuple[tuple[Rows, ...], ...]] = {
     "linear_attn.in_proj_v": ((Rows(weight=_QKV, width=_VALUES),),),
     "linear_attn.in_proj_z": (_own("linear_attn.in_proj_z"),),
     "linear_attn.out_proj": (_own("linear_attn.out_proj"),),
-    # Inkling, stored as published or in transformers' layout.
-    **{
-        ours: (_own(ours), _own(f"self_attn.{leaf}_proj"))
-        for ours, leaf in zip((*_DU, "attn.wo_ud"), "qkvro", strict=True)
-    },
-    "attn.qkvr": (_own(*_DU), _own(*(f"self_attn.{leaf}_proj" for leaf in "qkvr"))),
+    # Inkling, which is served as it is published alone (`refuse_other_layouts`).
+    **{ours: (_own(ours),) for ours in (*_DU, "attn.wo_ud")},
+    "attn.qkvr": (_own(*_DU),),
 }
 # Bank of experts -> the tensors that hold all of them, gate and up together and down: [experts, rows, in].
 _PACKED = {
     "experts": (("gate_up_proj", "down_proj"), ("w13_weight", "w2_weight")),
-    "shared_experts": (("shared_w13_weight", "shared_w2_weight"), ("gate_up_proj", "down_proj")),
+    "shared_experts": (("shared_w13_weight", "shared_w2_weight"),),
 }
 
 
 def _experts(bank: str) -> dict[str, tuple[tuple[Rows, ...], ...]]:
-    """The same for one expert of a bank, by leaf."""
+    """The same for one expert of a bank, by leaf. Routed experts may be stored one by one too."""
     place = f"mlp.{bank}"
     gate, up, down = (f"{place}.0.{leaf}_proj" for leaf in ("gate", "up", "down"))
     both = [f"{place}.{gate_up}" for gate_up, _ in _PACKED[bank]]
     halves = tuple((Rows(weight=one, share=2),) for one in both)
-    return {
-        "gate_proj": (_own(gate), *halves),
-        "up_proj": (_own(up), *halves),
-        "gate_up_proj": (_own(gate, up), *map(_own, both)),
-        "down_proj": (_own(down), *(_own(f"{place}.{packed}") for _, packed in _PACKED[bank])),
+    rows = {
+        "gate_proj": halves,
+        "up_proj": halves,
+        "gate_up_proj": tuple(map(_own, both)),
+        "down_proj": tuple(_own(f"{place}.{packed}") for _, packed in _PACKED[bank]),
     }
+    if bank == "shared_experts":
+        return rows
+    alone = {"gate_proj": _own(gate), "up_proj": _own(up), "gate_up_proj": _own(gate, up), "down_proj": _own(down)}
+    return {leaf: (alone[leaf], *packed) for leaf, packed in rows.items()}
 
 
 EXPERTS: Mapping[str, Mapping[str, tuple[tuple[Rows, ...], ...]]] = {bank: _experts(bank) for bank in _PACKED}
