@@ -79,3 +79,8 @@ def export_adapter(
         print(f"left out: {name} ({reason})")
     if report.engine_arguments:
         print(f"serve it with: {shlex.join(report.engine_arguments)}")
+    if report.unpublished:
+        print(
+            "note: serve it beside the published checkpoint; of this base SGLang would build another model: its "
+            f"config.json lacks {', '.join(report.unpublished)} in its text_config"
+        )

@@ -22,7 +22,7 @@ from lora_plugins_sdk.peft_config import minimal_config
 from lora_plugins_sdk.peft_files import PeftAdapter, read_adapter, write_adapter
 from lora_plugins_sdk.serving.sglang import ENGINE as SGLANG
 from lora_plugins_sdk.serving.sglang import for_sglang
-from lora_plugins_sdk.serving.sglang_config import missing_keys
+from lora_plugins_sdk.serving.sglang_config import missing_keys, unpublished_keys
 from lora_plugins_sdk.serving.sglang_import import from_sglang
 from lora_plugins_sdk.staging import refuse_output
 from lora_plugins_sdk.weight_files import read_weight_files
@@ -42,6 +42,8 @@ class ExportReport:
         num_bytes: size of those.
         left_out: what of the source is not in it, each with the reason.
         engine_arguments: what the engine must be started with to serve it; empty for PEFT.
+        unpublished: keys that the base's config lacks for SGLang to build the same model of it (`unpublished_keys`):
+            that base cannot be served, the published one can.
     """
 
     directory: Path
@@ -50,6 +52,7 @@ class ExportReport:
     num_bytes: int
     left_out: Mapping[str, str]
     engine_arguments: tuple[str, ...]
+    unpublished: tuple[str, ...]
 
 
 def export_files(
@@ -94,6 +97,7 @@ def export_files(
     plain = {name: tensor for name, tensor in adapter.saved.tensors.items() if ".lora_" in name}
     left_out |= {name: "the base's own weight" for name in adapter.saved.tensors.keys() - plain.keys()}
     arguments: tuple[str, ...] = ()
+    unpublished: list[str] = []
     if form == PEFT:
         exported = _for_peft(adapter, plain)
     else:
@@ -106,6 +110,7 @@ def export_files(
             origin=replace(adapter.saved.origin or AdapterOrigin(), engine=SGLANG),
         )
         arguments = _sglang_arguments(exported.config, output, served.shared_outer_experts, hf_config)
+        unpublished = unpublished_keys(hf_config)
     write_adapter(exported, output, max_shard_bytes=max_shard_bytes)
     return ExportReport(
         directory=output,
@@ -114,6 +119,7 @@ def export_files(
         num_bytes=exported.num_bytes,
         left_out=dict(sorted(left_out.items())),
         engine_arguments=arguments,
+        unpublished=tuple(unpublished),
     )
 
 

@@ -7,11 +7,12 @@ and the share within. `inkling` reads what is published, and leaves out the part
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lora_plugins_sdk.errors import LoraError
-from lora_plugins_sdk.serving.sglang_places import is_delta_net_hybrid, text_config
+from lora_plugins_sdk.serving.sglang_places import family_of, is_delta_net_hybrid, text_config
 
 LINEAR, FULL = "linear_attention", "full_attention"
 _INTERVAL, _SHARE = "full_attention_interval", "partial_rotary_factor"
@@ -29,6 +30,14 @@ _INKLING_KEYS = (
     "route_scale",
     "sconv_kernel_size",
 )
+# transformers builds these whatever the config says. SGLang follows it but for the last, which neither builds.
+_INKLING_FIXED = {
+    "gate_activation": "sigmoid",
+    "norm_after_topk": True,
+    "q_bias": False,
+    "o_bias": False,
+    "final_logit_softcapping": None,
+}
 
 
 def has_delta_nets(hf_config: Mapping[str, Any]) -> bool:
@@ -36,28 +45,38 @@ def has_delta_nets(hf_config: Mapping[str, Any]) -> bool:
     return LINEAR in _layer_types(text_config(hf_config))
 
 
-def missing_keys(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+def missing_keys(hf_config: Mapping[str, Any], read: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Keys that SGLang's config must get on top of `config.json` (`json_model_override_args`) to build the model that
     transformers builds; nested as they are in `config.json`, empty where it has them.
+
+    Args:
+        hf_config: the model's config.
+        read: the config that SGLang reads, where it is another file's.
 
     Raises:
         LoraError: SGLang cannot build the model: its full attention layers stand at no interval.
     """
     if not is_delta_net_hybrid(hf_config):
         return {}
-    text, nested = text_config(hf_config), hf_config.get("text_config")
+    read = hf_config if read is None else read
+    text, nested = text_config(hf_config), read.get("text_config")
     wanted = {_INTERVAL: _interval(_layer_types(text)), _SHARE: _rotated_share(text)}
-    found = {_SHARE: _USUAL_SHARE, **(nested if isinstance(nested, Mapping) else hf_config)}
+    found = {_SHARE: _USUAL_SHARE, **(nested if isinstance(nested, Mapping) else read)}
     missing = {key: value for key, value in wanted.items() if found.get(key) != value}
     return {"text_config": missing} if missing and isinstance(nested, Mapping) else missing
 
 
 def unpublished_keys(hf_config: Mapping[str, Any]) -> list[str]:
-    """Keys of an Inkling's `text_config` without which, or with another value, SGLang builds another model."""
+    """Keys of an Inkling's `text_config` without which, or with another value, SGLang builds another model than
+    transformers; none for other models."""
+    if family_of(hf_config) != "inkling":
+        return []
     text = hf_config.get("text_config")
     text = text if isinstance(text, Mapping) else {}
     lacking = [f"{key} = true" for key in _INKLING_PARTS if text.get(key) is not True]
-    return [*lacking, *(key for key in _INKLING_KEYS if text.get(key) is None)]
+    lacking += [key for key in _INKLING_KEYS if text.get(key) is None]
+    other = (key for key, value in _INKLING_FIXED.items() if text.get(key, value) != value)
+    return [*lacking, *(f"{key} = {json.dumps(_INKLING_FIXED[key])}" for key in other)]
 
 
 def _layer_types(text: Mapping[str, Any]) -> Sequence[str]:

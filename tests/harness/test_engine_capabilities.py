@@ -113,6 +113,13 @@ def test_an_inkling_that_sglang_would_not_load_is_refused(tmp_path: Path, rollou
     with pytest.raises(LoraError, match=r"q_proj.weight and the like: SGLang reads Inkling as it is published"):
         refuse_unservable(sums, RunFacts())
     refuse_unservable(local, RunFacts())
+    elsewhere = config(tmp_path, engine="sglang", sglang={"urls": ["http://127.0.0.1:1"]}, **rollout)
+    (tmp_path / "config.json").write_text(json.dumps(dict(tiny)))
+    if elsewhere.rollout.train_only:  # a server's own base, whatever the trainer's is
+        refuse_unservable(elsewhere, RunFacts())
+    else:
+        with pytest.raises(LoraError, match=r"SGLang reads Inkling as it is published"):
+            refuse_unservable(elsewhere, RunFacts())
     published = {"model.llm.layers.0.attn.wq_du.weight": torch.ones(2, 2), "model.visual.layers.0.w": torch.ones(2)}
     save_file(published, tmp_path / "model.safetensors")
     with pytest.raises(LoraError, match=r"lacks shared_expert_sink = true, .*, sconv_kernel_size in its text_config"):
@@ -124,6 +131,15 @@ def test_an_inkling_that_sglang_would_not_load_is_refused(tmp_path: Path, rollou
     whole = {"model_type": "inkling_mm_model", "text_config": text}
     (tmp_path / "config.json").write_text(json.dumps(whole))
     refuse_unservable(sums, RunFacts())
+    for key, other in (("gate_activation", "softmax"), ("norm_after_topk", False), ("q_bias", True), ("o_bias", True)):
+        (tmp_path / "config.json").write_text(json.dumps({**whole, "text_config": {**text, key: other}}))
+        with pytest.raises(LoraError, match=rf"config\.json: lacks {key} = "):
+            refuse_unservable(sums, RunFacts())
+    (tmp_path / "config.json").write_text(
+        json.dumps({**whole, "text_config": {**text, "final_logit_softcapping": 9.0}})
+    )
+    with pytest.raises(LoraError, match=r"config\.json: lacks final_logit_softcapping = null"):
+        refuse_unservable(sums, RunFacts())
     for key in ("use_sconv", "route_scale"):
         less = {**whole, "text_config": {name: value for name, value in text.items() if name != key}}
         (tmp_path / "config.json").write_text(json.dumps(less))

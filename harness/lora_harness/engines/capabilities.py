@@ -55,7 +55,8 @@ def refuse_unservable(config: TrainConfig, facts: RunFacts) -> None:
     hf_config = read_hf_config(config.model.path)
     if config.rollout.sglang is not None:
         refuse_unfit_base(config.rollout.sglang, hf_config)
-        refuse_other_layouts(config.model.path, hf_config)
+        if not (config.rollout.sglang.urls and config.rollout.train_only):  # the base meets no engine then
+            refuse_other_layouts(config.model.path, hf_config)
     if config.rollout.train_only:
         return
     plugin = load_plugin(str(hf_config.get("model_type")), plugin=config.model.plugin)

@@ -1,6 +1,7 @@
 """An adapter goes through SGLang's form on a published base: what was trained comes back, and can be merged."""
 
 import json
+import shutil
 import zlib
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from lora_plugins_sdk import (
     read_adapter,
     write_adapter,
 )
+from lora_plugins_sdk.cli.export_adapter import Form, export_adapter
 from lora_plugins_sdk.offline.adapter import read_plain_adapter
 from lora_plugins_sdk.offline.diff import diff_adapters
 from lora_plugins_sdk.offline.export import export_files
@@ -58,7 +60,7 @@ def test_there_and_back_and_merged(base: Path, tmp_path: Path, sharing: str) -> 
     write_adapter(adapter, tmp_path / "peft")
     report = export_files(tmp_path / "peft", tmp_path / "served", form="sglang", base=base)
     flag = "--experts-shared-outer-loras" if sharing == "outer" else "--no-experts-shared-outer-loras"
-    assert flag in report.engine_arguments and not report.left_out
+    assert flag in report.engine_arguments and not report.left_out and not report.unpublished
     export_files(tmp_path / "served", tmp_path / "back", base=base)
     back = read_adapter(tmp_path / "back")
     assert back.tensors.keys() == adapter.tensors.keys()
@@ -106,3 +108,17 @@ def test_the_official_schema_is_merged_inspected_and_compared(
     assert not facts.problems and facts.coverage == base_facts(hf, base).coverage
     assert all(one.adapted == one.total for one in facts.coverage), "each expert is one of those that the model has"
     assert not diff_adapters(hf, official).differs()
+
+
+def test_a_base_that_sglang_would_build_otherwise_is_noted(
+    base: Path, both: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The form is the same; only that base cannot be served."""
+    shutil.copytree(base, tmp_path / "base")
+    text = {**PUBLISHED_TEXT, "gate_activation": "softmax", "use_sconv": False}
+    (tmp_path / "base" / "config.json").write_text(json.dumps({**PUBLISHED_CONFIG, "text_config": text}))
+    export_adapter(both["hf"], tmp_path / "out", form=Form.SGLANG, base=tmp_path / "base")
+    said = capsys.readouterr().out
+    assert 'its config.json lacks use_sconv = true, gate_activation = "sigmoid" in its text_config' in said
+    export_adapter(both["hf"], tmp_path / "again", form=Form.SGLANG, base=base)
+    assert "note:" not in capsys.readouterr().out
