@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from lora_harness.config import TrainConfig, parse_config
 from lora_harness.config.rollout import SglangSection
 from lora_harness.engines.capabilities import refuse_unservable
-from lora_harness.engines.sglang.attached import misfits
+from lora_harness.engines.sglang.attached import misfits, refuse_unfit
 from lora_harness.engines.sglang.base_fit import refuse_unfit_base
+from lora_harness.engines.sglang.http import HttpClient
+from lora_harness.engines.sglang.sync.engine_group import EngineGroup
 from lora_plugins_sdk import LoraError, RunFacts, load_plugin
 
 HYBRID = dict(load_plugin(architecture="qwen36_moe").architecture.tiny_config)
@@ -111,3 +115,35 @@ def test_a_server_that_builds_another_model_is_told_the_keys() -> None:
     more = {"text_config": {"full_attention_interval": 2, "hidden_act": "silu"}}
     assert not list(misfits("u", {"json_model_override_args": json.dumps(more)}, None, wanted))
     assert not list(misfits("u", {}, None, {}))
+
+
+def told(monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> EngineGroup:
+    """A server that says it was started with these."""
+    monkeypatch.setattr(HttpClient, "information", lambda self: arguments)
+    return EngineGroup([HttpClient("http://127.0.0.1:1")])
+
+
+def test_a_server_reads_its_own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it can be read from here; a server elsewhere is taken to read what the trainer does."""
+    here = HYBRID | {"layer_types": ["linear_attention", "full_attention"] * 2}
+    (tmp_path / "config.json").write_text(json.dumps(here | {"full_attention_interval": 2}))
+    refuse_unfit(told(monkeypatch, model_path=str(tmp_path)), None, here)
+    for path in (str(tmp_path / "elsewhere"), "Qwen/Qwen3.5"):
+        with pytest.raises(LoraError, match="another model than the trainer"):
+            refuse_unfit(told(monkeypatch, model_path=path), None, here)
+        refuse_unfit(told(monkeypatch, model_path=path), None, here | {"full_attention_interval": 2})
+    (tmp_path / "config.json").write_text(json.dumps(here))
+    with pytest.raises(LoraError, match="another model than the trainer"):
+        refuse_unfit(told(monkeypatch, model_path=str(tmp_path)), None, here | {"full_attention_interval": 2})
+    nested = {"model_type": "qwen3_5_moe", "text_config": here}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    with pytest.raises(LoraError, match=r"""args '{"text_config": {"full_attention_interval": 2}}'"""):
+        refuse_unfit(told(monkeypatch, model_path=str(tmp_path)), None, here)
+
+
+def test_a_servers_own_inkling_must_be_as_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(INKLING))
+    save_file({"model.layers.0.self_attn.q_proj.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
+    group = told(monkeypatch, model_path=str(tmp_path))
+    with pytest.raises(LoraError, match=rf"{tmp_path}: holds .*SGLang reads Inkling as it is published"):
+        refuse_unfit(group, None, INKLING)

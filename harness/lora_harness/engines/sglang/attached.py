@@ -5,29 +5,39 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from lora_harness.engines.sglang.base_fit import refuse_other_layouts
 from lora_harness.engines.sglang.http import HttpClient
 from lora_harness.engines.sglang.sync.engine_group import EngineGroup
 from lora_harness.engines.sglang.sync.package import LoraSettings
+from lora_plugins_sdk.dims import read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
+from lora_plugins_sdk.serving.sglang_config import missing_keys
 
 
-def refuse_unfit(group: EngineGroup, lora: LoraSettings | None, config_keys: Mapping[str, Any]) -> None:
+def refuse_unfit(group: EngineGroup, lora: LoraSettings | None, hf_config: Mapping[str, Any]) -> None:
     """Compare what servers were started with to what a run needs.
 
     Args:
         group: clients of the servers.
         lora: what adapter mode needs; None when no adapters are sent.
-        config_keys: what SGLang's config of the model needs on top of `config.json`.
+        hf_config: the trainer's `config.json`. Servers may read another one: theirs counts where it can be read from
+            here, and is taken to be the same where it cannot.
 
     Raises:
-        LoraError: lists every server's every shortcoming.
+        LoraError: lists every server's every shortcoming; or names what a server's Inkling is not published as.
     """
     found = []
     for client in group.clients:
         assert isinstance(client, HttpClient), "only servers are attached to"
-        found += misfits(client.name, client.information(), lora, config_keys)
+        arguments = client.information()
+        served = _served_directory(arguments)
+        read = hf_config if served is None else read_hf_config(served)
+        if served is not None:
+            refuse_other_layouts(served, read)
+        found += misfits(client.name, arguments, lora, missing_keys(hf_config, read))
     raise_if_any("these servers cannot serve the run:", found)
 
 
@@ -40,7 +50,7 @@ def misfits(
         name: of the server.
         arguments: as `/server_info` tells them.
         lora: what adapter mode needs; None when no adapters are sent.
-        config_keys: what SGLang's config of the model needs on top of `config.json`.
+        config_keys: what SGLang's config of the model needs on top of the `config.json` that the server reads.
     """
     copies = arguments.get("dp_size") or 1
     if copies != 1:
@@ -82,6 +92,12 @@ def misfits(
             f"takes experts with {'shared' if shared else 'separate'} outer factors, the adapter has the other kind",
             "--experts-shared-outer-loras" if lora.shared_outer_experts else "--no-experts-shared-outer-loras",
         )
+
+
+def _served_directory(arguments: Mapping[str, Any]) -> Path | None:
+    """The server's HF directory; None where it is not on this machine."""
+    path = Path(arguments.get("model_path") or "")
+    return path if path.is_absolute() and (path / "config.json").is_file() else None
 
 
 def _has(given: Any, wanted: Any) -> bool:

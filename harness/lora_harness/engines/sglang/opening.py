@@ -110,7 +110,7 @@ def _engines(config: TrainConfig, hf_config: Mapping[str, Any], lora: LoraSettin
     if section.urls:
         group = connect(section.urls, timeout=section.timeout, say=say)
         if not config.rollout.train_only:
-            refuse_unfit(group, lora, missing_keys(hf_config))
+            refuse_unfit(group, lora, hf_config)
         return group
     arguments = engine_arguments(
         model_path=str(config.model.path.absolute()),
