@@ -6,6 +6,7 @@ import importlib.util
 import os
 import pickletools
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.testing import Layout, current_layout, current_run, run_world
+from lora_plugins_sdk.testing.rank import MOST_THREADS
 from lora_plugins_sdk.testing.transport import dump_result
 
 pytestmark = [pytest.mark.world, pytest.mark.mcore_matrix]
@@ -55,6 +57,19 @@ def pid_and_traces_of_an_earlier_case() -> tuple[int, object, str]:
     torch.set_grad_enabled(False)
     os.environ["LEFT_BEHIND"] = "1"
     return os.getpid(), traces, str(current_layout())
+
+
+def leave_threads(count: int) -> int:
+    for _ in range(count):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    return os.getpid()
+
+
+def test_a_rank_that_keeps_many_threads_is_replaced() -> None:
+    """As those of process groups that a model's leftovers keep alive: hundreds slow every later case down."""
+    few, many = run_world(leave_threads, Layout(), 5), run_world(leave_threads, Layout(), MOST_THREADS)
+    after = run_world(leave_threads, Layout(), 0)
+    assert few == many and after != many
 
 
 def test_ranks_are_reused_and_clean() -> None:
