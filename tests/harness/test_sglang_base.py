@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import save_file
 
 from lora_harness.config import TrainConfig, parse_config
 from lora_harness.config.rollout import SglangSection
 from lora_harness.engines.capabilities import refuse_unservable
+from lora_harness.engines.sglang import opening
 from lora_harness.engines.sglang.attached import misfits, refuse_unfit
 from lora_harness.engines.sglang.base_fit import refuse_unfit_base
 from lora_harness.engines.sglang.http import HttpClient
 from lora_harness.engines.sglang.sync.engine_group import EngineGroup
-from lora_plugins_sdk import LoraError, RunFacts, load_plugin
+from lora_plugins_sdk import LoraError, PeftAdapter, RunFacts, load_plugin
 
 HYBRID = dict(load_plugin(architecture="qwen36_moe").architecture.tiny_config)
 QWEN3 = dict(load_plugin(architecture="qwen3").architecture.tiny_config)
@@ -147,3 +149,16 @@ def test_a_servers_own_inkling_must_be_as_published(tmp_path: Path, monkeypatch:
     group = told(monkeypatch, model_path=str(tmp_path))
     with pytest.raises(LoraError, match=rf"{tmp_path}: holds .*SGLang reads Inkling as it is published"):
         refuse_unfit(group, None, INKLING)
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "max_position_embeddings"])
+def test_no_engine_is_started_for_a_base_whose_config_is_of_no_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """After the start nothing would stop them before the process ends."""
+    started: list[Any] = []
+    monkeypatch.setattr(opening, "connect", lambda *args, **options: started.append(args) or EngineGroup([]))
+    run = config(tmp_path, QWEN3 | {key: "many"}, mode=None, train_only=True, sglang={"urls": ["http://127.0.0.1:1"]})
+    with pytest.raises((ValueError, TypeError, StrictDataclassError)):
+        opening.open_sglang(run, PeftAdapter(tensors={}, config={}))
+    assert not started

@@ -49,6 +49,9 @@ def open_sglang(config: TrainConfig, policy: PeftAdapter, *, say: Say = print) -
         LoraError: on every rank: the adapter cannot be served, or an engine cannot be started, reached or used.
     """
     hf_config = read_hf_config(config.model.path)
+    # What may be refused comes first: an error later on would leave the engines running.
+    capabilities = engine_capabilities(config.rollout, hf_config, max_rank=config.lora.rank)
+    vocab_size, context = int(text_config(hf_config)["vocab_size"]), context_length(config.model.path)
     opened: list[tuple[EngineGroup, PolicySync | None]] = []
 
     def open_on_first() -> list[str]:
@@ -61,13 +64,7 @@ def open_sglang(config: TrainConfig, policy: PeftAdapter, *, say: Say = print) -
     group, sync = (
         opened[0] if opened else (EngineGroup([HttpClient(url, timeout=section.timeout) for url in urls]), None)
     )
-    return SglangEngine(
-        group,
-        sync,
-        capabilities=engine_capabilities(config.rollout, hf_config, max_rank=config.lora.rank),
-        vocab_size=int(text_config(hf_config)["vocab_size"]),
-        context=context_length(config.model.path),
-    )
+    return SglangEngine(group, sync, capabilities=capabilities, vocab_size=vocab_size, context=context)
 
 
 def _open(
