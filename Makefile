@@ -7,6 +7,7 @@
 #   PIP_ARGS="..."               extra arguments for `pip install`, for example an index that has CPU-only torch wheels
 #   SKIP_MCORE_019=1             leave the second megatron-core out of `make test` (it says so loudly)
 #   PYTEST_ARGS="..."            extra arguments for pytest, for example "-k pack -x"
+#   WORKERS=2                    test files run at the same time (each may start up to four processes); 0 for one by one
 #   QUICKSTART_ARGS="..."        extra arguments for `lora-grpo quickstart`, for example "--seed 1"
 
 SHELL := bash
@@ -18,6 +19,7 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 QUICKSTART_ARGS ?=
 SKIP_MCORE_019 ?=
+WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,6 +31,8 @@ BIN_SGLANG := $(VENV_SGLANG)/bin
 SGLANG := sglang==0.5.23
 # Tests start several processes on few cores: one thread each is faster than many that fight.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+# Whole files: their tests share engines, models and what the conformance kit has seen.
+PARALLEL = -n $(WORKERS) --dist loadfile
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check $(PIP_ARGS)
 
 .PHONY: help setup setup-dev setup-sglang quickstart quickstart-sglang test lint format pytest test-mcore-019 \
@@ -102,7 +106,7 @@ format: setup-dev
 
 ## pytest           every test, without lint
 pytest: setup-dev
-	$(TEST_ENV) $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 $(VENV_019)/.run: pyproject.toml constraints/py312-mcore019.txt
 	@python="$$(scripts/find-python 3.12)" || { echo "make: no Python 3.12 with venv found on PATH or in pyenv" >&2; exit 1; }; \
@@ -115,7 +119,7 @@ $(VENV_019)/.run: pyproject.toml constraints/py312-mcore019.txt
 ## test-mcore-019   tests of the host, attach and the plugins with megatron-core 0.19.2 on Python 3.12
 test-mcore-019: $(VENV_019)/.run
 	@echo "== megatron-core 0.19.2 on Python 3.12"
-	$(TEST_ENV) $(BIN_019)/python -m pytest -m mcore_matrix $(PYTEST_ARGS)
+	$(TEST_ENV) $(BIN_019)/python -m pytest -m mcore_matrix $(PARALLEL) $(PYTEST_ARGS)
 
 mcore-019-if-possible:
 	@if [ -n "$(SKIP_MCORE_019)" ]; then \
@@ -129,7 +133,7 @@ mcore-019-if-possible:
 ## test-sglang      tests of the real SGLang on the CPU, in .venv-sglang; none may be skipped
 test-sglang: setup setup-sglang
 	@echo "== $(SGLANG)"
-	$(TEST_ENV) LORA_TRAINER_PYTHON=$(abspath $(BIN)/python) $(BIN_SGLANG)/python -m pytest -m sglang tests/sglang $(PYTEST_ARGS)
+	$(TEST_ENV) LORA_TRAINER_PYTHON=$(abspath $(BIN)/python) $(BIN_SGLANG)/python -m pytest -m sglang tests/sglang $(PARALLEL) $(PYTEST_ARGS)
 	@echo "== $(SGLANG) tested"
 
 ## mutants          seeded faults, and which check of the conformance kit kills each
