@@ -284,7 +284,7 @@ def inkling_sites() -> str:
 
     plugin = load_plugin(architecture="inkling")
     (official,) = plugin.architecture.adapter_schemas
-    lora = LoraConfig(rank=4, target_modules=("all-linear", "embed_tokens", "lm_head"), expert_sharing="outer")
+    lora = LoraConfig(rank=4, target_modules=("all-linear", "lm_head"), expert_sharing="outer")
     facts = RunFacts(tp=2, dp=2, ep=2, sequence_parallel=True)
     rows = {}
     for row in derive_table(plugin, plugin.architecture.tiny_config, lora, facts).rows:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from lora_plugins_sdk.peft_files import PeftAdapter
 
-_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.(?P<factor>lora_(?:[AB]\.weight|embedding_[AB]))")
+_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.(?P<factor>lora_[AB]\.weight)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -197,7 +197,6 @@ def _wrong_shapes(
         if name not in present:
             continue
         expected = (dims.resolve(one.projection.out_dim), dims.resolve(one.projection.in_dim))
-        expected = expected[::-1] if one.site.embedding else expected
         if files.shape(name) != expected:
             yield Diagnostic(
                 subject=name,

@@ -10,7 +10,6 @@ from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.errors import Diagnostic, LoraError
 from lora_plugins_sdk.hookspecs import hookimpl
-from lora_plugins_sdk.peft_names import factor_name
 from lora_plugins_sdk.run import RunFacts, needless_expert_sizes, needless_for_experts
 from lora_plugins_sdk.site import EXPERT, Site, SiteKind, packed_name
 from lora_plugins_sdk.stacks import from_stack, to_stack
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from lora_plugins_sdk.base_tensors import BaseTensors
     from lora_plugins_sdk.parallel_run import ParallelRun
     from lora_plugins_sdk.peft_files import PeftAdapter
+
+PEFT_PREFIX = "base_model.model."
 
 
 @hookimpl(trylast=True)
@@ -91,11 +92,9 @@ def lora_grad_sum_groups(row: ParamRow, facts: RunFacts) -> str:
 
 @hookimpl(trylast=True)
 def lora_hf_name(row: ParamRow) -> str:
-    """PEFT's scheme: wrapper prefix, module path, `lora_A` or `lora_B`, `weight`; `lora_embedding_A` or `_B` alone for
-    an embedding.
-    """
+    """PEFT's scheme: wrapper prefix, module path, `lora_A` or `lora_B`, `weight`."""
     module = packed_name(row.hf_module) if row.packed else row.hf_module
-    return factor_name(module, row.factor, embedding=row.embedding)
+    return f"{PEFT_PREFIX}{module}.lora_{row.factor}.weight"
 
 
 @hookimpl(trylast=True)
@@ -110,11 +109,8 @@ def lora_site_delta(plan: SitePlan, run: ParallelRun) -> Callable[..., Tensor]:
     if not plan.trained:
         return lambda output, *inputs: output
     from lora_plugins_sdk.branch import site_delta
-    from lora_plugins_sdk.embedding_branch import embedding_delta
     from lora_plugins_sdk.expert_branch import expert_delta
 
-    if plan.site.embedding:
-        return embedding_delta(plan, run)
     return expert_delta(plan, run) if plan.site.experts else site_delta(plan, run)
 
 
@@ -167,12 +163,11 @@ def lora_base_weights(architecture: Architecture, hf_config: Mapping[str, object
         BaseWeight(
             host=f"{site.path}.weight",
             hf=tuple(f"{projection.hf}.weight" for projection in site.projections),
-            # An embedding's weight is `[in, out]`, and what is tied to it is the alias.
-            pack=site.pack if site.kind is SiteKind.COLUMN or site.embedding else None,
+            pack=site.pack if site.kind is SiteKind.COLUMN else None,
             sections=tuple(projection.sections for projection in site.projections),
-            split_columns=site.kind is SiteKind.ROW and not site.embedding,
+            split_columns=site.kind is SiteKind.ROW,
             layers=site.layers,
-            tied=None if site.embedding else site.tied,
+            tied=site.tied,
         )
         for site in architecture.sites
         if not site.experts  # `expert_weights` reads theirs off the sites

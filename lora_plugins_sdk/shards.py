@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
-from torch import nn
 
 from lora_plugins_sdk.block_layout import Section, slabs_of
 from lora_plugins_sdk.table import ParamRow
@@ -24,7 +23,7 @@ class Place(Protocol):
 
 
 def shard(row: ParamRow, full: torch.Tensor, place: Place) -> torch.Tensor:
-    """This rank's part `row.local_shape` of a full factor in HF order; host padding is zero."""
+    """This rank's part `row.local_shape` of a full factor in HF order; host padding rows are zero."""
     if row.expert_dim == 0:
         mine = local_experts(row, place)
         full = full[mine.start : mine.stop]
@@ -43,8 +42,7 @@ def tensor_parallel_part(row: ParamRow, full: torch.Tensor, place: Place) -> tor
     rank = place.etp_rank if row.expert else place.tp_rank
     if _splits_columns(row):
         width = row.local_shape[-1]
-        part = full[..., rank * width : (rank + 1) * width]
-        return nn.functional.pad(part, (0, width - part.shape[-1])) if part.shape[-1] < width else part
+        return full[..., rank * width : (rank + 1) * width]
 
     def read(start: int, stop: int) -> torch.Tensor:
         return full[..., start:stop, :]
@@ -60,9 +58,7 @@ def unshard(row: ParamRow, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         parts: of each rank; of any one rank where every rank holds the whole. All experts, or the local ones.
     """
     if _splits_columns(row):
-        whole = torch.cat(list(parts), dim=-1)
-        # Of a padded vocabulary the padding goes; in new memory.
-        return whole if whole.shape[-1] == row.full_shape[-1] else whole[..., : row.full_shape[-1]].contiguous()
+        return torch.cat(list(parts), dim=-1)
     full = parts[0].new_empty(*parts[0].shape[:-2], *row.full_shape[-2:])
     for rank, part in enumerate(parts):
         for slab in slabs_of(row.sections, _row_rank(row, rank)):

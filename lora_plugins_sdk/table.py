@@ -44,7 +44,6 @@ class ParamRow:
         expert_dim: dimension that EP splits; -1 when every such rank holds it whole.
         grad_sum_group: group over which the gradient is summed once per step; None when each rank has it complete.
         expert: whether the factor belongs to routed experts.
-        embedding: whether it belongs to an embedding, whose `in` is the vocabulary.
         pinned: whether the run holds the projection at zero; it is then stored apart and trained by nothing.
         packed: whether an adapter file holds the factor of all experts as one tensor, not one tensor each.
         stack: number of HF weights that lie side by side in the host's; 0 where HF has one.
@@ -68,7 +67,6 @@ class ParamRow:
     expert_dim: int
     grad_sum_group: str | None
     expert: bool
-    embedding: bool
     pinned: bool
     packed: bool
     stack: int
@@ -77,11 +75,6 @@ class ParamRow:
     hf_name: str
     serving_names: Mapping[str, str] = field(hash=False)
     dtype: str
-
-    @property
-    def initially_zero(self) -> bool:
-        """Whether this is the factor that makes a fresh pair's product zero: B, and A of an embedding."""
-        return (self.factor == "B") != self.embedding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,7 +209,7 @@ def site_layout(site: Site, dims: ModelDims, tp: int) -> BlockLayout:
         return site.pack.resolve(dims, sections, tp)
     assert len(sections) == 1, "only a COLUMN site packs several projections"
     width = dims.resolve(site.projections[0].in_dim)
-    if site.kind is SiteKind.ROW and width % tp and not site.pads_input:
+    if site.kind is SiteKind.ROW and width % tp:
         raise LoraError(
             f"tensor parallel size {tp}",
             reason=f"does not divide the {width} input columns of {site.name}",
@@ -258,7 +251,7 @@ def _plan(
             full: tuple[int, ...] = (lora.rank, width) if factor == "A" else (out, lora.rank)
             if factor == "A":
                 sections: tuple[Section, ...] = (Section(hf=lora.rank, local=lora.rank),)
-                local: tuple[int, ...] = (lora.rank, -(-width // tp) if split_columns else width)
+                local: tuple[int, ...] = (lora.rank, width // (tp if split_columns else 1))
             else:
                 sections = layout.split(index, tp if site.kind is SiteKind.COLUMN else 1)
                 local = (sum(section.local for section in sections), lora.rank)
@@ -292,7 +285,6 @@ def _plan(
                 expert_dim=expert_dim,
                 grad_sum_group=group,
                 expert=experts is not None,
-                embedding=site.embedding,
                 pinned=member.hf in pinned,
                 packed=experts is not None and lora.expert_sharing == "outer",
                 stack=stacked,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,26 +17,24 @@ from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.offline.packed import is_packed, packed_problems, unpacked
 from lora_plugins_sdk.peft_config import read_lora_config, whole_weights
 from lora_plugins_sdk.peft_files import PeftAdapter, read_adapter
-from lora_plugins_sdk.peft_names import FACTOR, factor_name
 from lora_plugins_sdk.selection import load_plugin
+
+_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraPair:
-    """The two factors whose product `B A` is added to one weight as it is stored.
+    """The two factors beside one weight.
 
     Args:
         module: HF module, for example `model.layers.0.self_attn.q_proj`.
-        a: `[rank, columns of the weight]`.
-        b: `[rows of the weight, rank]`.
-        embedding: whether the weight is an embedding's `[vocabulary, hidden]`: `a` is then the transpose of the file's
-            `lora_embedding_B` and `b` that of its `lora_embedding_A`.
+        a: `[rank, in]`.
+        b: `[out, rank]`.
     """
 
     module: str
     a: Tensor
     b: Tensor
-    embedding: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,53 +118,51 @@ def plain_adapter(saved: PeftAdapter, directory: Path) -> PlainAdapter:
 
 
 def _pairs(tensors: Mapping[str, Tensor]) -> Iterator[LoraPair]:
-    for module, embedding in _modules(tensors):
-        a, b = (tensors[factor_name(module, factor, embedding=embedding)] for factor in "AB")
-        if embedding:
-            yield LoraPair(module=module, a=b.t(), b=a.t(), embedding=True)
-            continue
+    for module in _modules(tensors):
+        a, b = tensors[_name(module, "A")], tensors[_name(module, "B")]
         parts = unpacked(module, a, b) if is_packed(a) else [(module, a, b)]
         yield from (LoraPair(module=name, a=one, b=other) for name, one, other in parts)
 
 
-def _modules(tensors: Mapping[str, Tensor]) -> list[tuple[str, bool]]:
-    """Each module that has a factor, and whether as an embedding."""
-    found = filter(None, map(FACTOR.fullmatch, tensors))
-    return sorted({(one["module"], one["embedding"] is not None) for one in found})
+def _modules(tensors: Mapping[str, Tensor]) -> list[str]:
+    return sorted({found["module"] for name in tensors if (found := _NAME.fullmatch(name))})
+
+
+def _name(module: str, factor: str) -> str:
+    return f"base_model.model.{module}.lora_{factor}.weight"
 
 
 def _problems(tensors: Mapping[str, Tensor], rank: int) -> Iterator[Diagnostic]:
-    if not any(FACTOR.fullmatch(name) for name in tensors):
+    if not any(_NAME.fullmatch(name) for name in tensors):
         yield Diagnostic(subject="factors", reason="there are none", cure="export the adapter again")
     wholes = whole_weights(tensors)
     for name, tensor in sorted(tensors.items()):
-        found = FACTOR.fullmatch(name)
+        found = _NAME.fullmatch(name)
         if found is None:
             if name not in wholes:
                 yield Diagnostic(
                     subject=name,
-                    reason="is no factor of a linear or an embedding (base_model.model.MODULE.lora_A.weight or lora_B, "
-                    "base_model.model.MODULE.lora_embedding_A or _B)",
-                    cure="convert the adapter to plain LoRA without trained biases or whole modules",
+                    reason="is no factor of a linear (base_model.model.MODULE.lora_A.weight or lora_B)",
+                    cure="convert the adapter to plain LoRA without trained biases, embeddings or whole modules",
                 )
             continue
-        factor, embedding = found["factor"], found["embedding"] is not None
-        partner = factor_name(found["module"], "B" if factor == "A" else "A", embedding=embedding)
+        factor = found["factor"]
+        partner = _name(found["module"], "B" if factor == "A" else "A")
         if partner not in tensors:
             yield Diagnostic(subject=name, reason=f"its partner {partner} is missing", cure="export the adapter again")
-        yield from _content(name, tensor, rank_dim=-2 if factor == "A" else -1, rank=rank, packable=not embedding)
+        yield from _content(name, tensor, rank_dim=-2 if factor == "A" else -1, rank=rank)
     yield from _unpackable(tensors)
 
 
 def _unpackable(tensors: Mapping[str, Tensor]) -> Iterator[Diagnostic]:
     """Packed factors that are no experts', and two pairs for one expert."""
     seen: dict[str, str] = {}
-    for module, embedding in _modules(tensors):
-        a, b = (tensors.get(factor_name(module, factor, embedding=embedding)) for factor in "AB")
+    for module in _modules(tensors):
+        a, b = tensors.get(_name(module, "A")), tensors.get(_name(module, "B"))
         if a is None or b is None:
             continue
         names = [module]
-        if not embedding and (is_packed(a) or is_packed(b)):
+        if is_packed(a) or is_packed(b):
             problems = list(packed_problems(module, a, b))
             yield from problems
             names = [] if problems else [name for name, _, _ in unpacked(module, a, b)]
@@ -179,9 +176,9 @@ def _unpackable(tensors: Mapping[str, Tensor]) -> Iterator[Diagnostic]:
             seen[name] = module
 
 
-def _content(name: str, tensor: Tensor, *, rank_dim: int, rank: int, packable: bool) -> Iterator[Diagnostic]:
+def _content(name: str, tensor: Tensor, *, rank_dim: int, rank: int) -> Iterator[Diagnostic]:
     shape = list(tensor.shape)
-    if len(shape) not in ((2, 3) if packable else (2,)) or shape[rank_dim] != rank or 0 in shape:
+    if len(shape) not in (2, 3) or shape[rank_dim] != rank or 0 in shape:
         expected = f"[{rank}, in]" if rank_dim == -2 else f"[out, {rank}]"
         yield Diagnostic(
             subject=name,

@@ -26,8 +26,8 @@ class PairFacts:
 
     Args:
         module: HF module.
-        out: output width; rows of B.
-        width: input width, the vocabulary of an embedding; columns of A.
+        out: rows of B.
+        width: columns of A.
         norm_a: Frobenius norm of A.
         norm_b: of B.
         norm_delta: of `scale * B A`.
@@ -69,20 +69,17 @@ class BaseFacts:
 
 def pair_facts(adapter: PlainAdapter) -> list[PairFacts]:
     """Shapes and norms of every pair, in the order of their modules."""
-    found = []
-    for pair in adapter.pairs.values():
-        a, b = (pair.b.t(), pair.a.t()) if pair.embedding else (pair.a, pair.b)
-        found.append(
-            PairFacts(
-                module=pair.module,
-                out=b.shape[0],
-                width=a.shape[1],
-                norm_a=float(a.double().norm()),
-                norm_b=float(b.double().norm()),
-                norm_delta=adapter.lora.scale * product_norm(pair),
-            )
+    return [
+        PairFacts(
+            module=pair.module,
+            out=pair.b.shape[0],
+            width=pair.a.shape[1],
+            norm_a=float(pair.a.double().norm()),
+            norm_b=float(pair.b.double().norm()),
+            norm_delta=adapter.lora.scale * product_norm(pair),
         )
-    return found
+        for pair in adapter.pairs.values()
+    ]
 
 
 def base_facts(adapter: PlainAdapter, base: str | Path) -> BaseFacts:

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.peft_config import read_lora_config
-from lora_plugins_sdk.peft_names import FACTOR, factor_name
 from lora_plugins_sdk.serving.sglang_groups import Pair, complete_groups
-from lora_plugins_sdk.serving.sglang_places import (
-    EMBEDDING,
-    HELD_AT_ZERO,
-    OUTSIDE,
-    Place,
-    family_of,
-    place_of,
-    served_leaves,
-    text_config,
-)
+from lora_plugins_sdk.serving.sglang_places import HELD_AT_ZERO, Place, family_of, place_of, served_leaves, text_config
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ENGINE = "sglang"
+_PREFIX = "base_model.model."
+_MODEL = "base_model.model.model."
+_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,10 +67,7 @@ def for_sglang(
         place = place_of(module, family)
         if place is not None:
             if place.target == "lm_head":
-                pair = Pair(a=pair.a, b=_of_tokens(module, "rows of lora_B", pair.b, hf_config, problems))
-            elif place.target == EMBEDDING:
-                columns = _of_tokens(module, "columns of lora_embedding_A", pair.a.mT, hf_config, problems)
-                pair = Pair(a=columns.mT.contiguous(), b=pair.b)
+                pair = Pair(a=pair.a, b=_of_tokens(module, pair.b, hf_config, problems))
             problems += _misshapen(module, pair, place, lora.rank, hf_config)
             if place in pairs:
                 problems.append(
@@ -90,8 +81,8 @@ def for_sglang(
                 _problem(
                     module,
                     "SGLang serves no LoRA there",
-                    f"train without it, or merge the adapter into the base; SGLang serves {' and '.join(OUTSIDE)} and, "
-                    f"in the layers of the language model, {', '.join(served_leaves(family))}",
+                    f"train without it, or merge the adapter into the base; SGLang serves lm_head and, in the layers "
+                    f"of the language model, {', '.join(served_leaves(family))}",
                 )
             )
     raise_if_any("SGLang cannot serve this adapter:", problems)
@@ -108,11 +99,9 @@ def for_sglang(
 def _by_module(tensors: Mapping[str, Tensor], problems: list[Diagnostic]) -> dict[str, dict[str, Tensor]]:
     modules: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        found = FACTOR.fullmatch(name)
-        if found is None or (found["embedding"] is not None) != (found["module"].rsplit(".", 1)[-1] == EMBEDDING):
-            problems.append(
-                _problem(name, "is no LoRA factor of a linear or of the embedding", "export the adapter without it")
-            )
+        found = _NAME.fullmatch(name)
+        if found is None:
+            problems.append(_problem(name, "is no LoRA factor of a linear", "export the adapter without it"))
         else:
             modules.setdefault(found["module"], {})[found["factor"]] = tensor
     if not modules:
@@ -120,22 +109,20 @@ def _by_module(tensors: Mapping[str, Tensor], problems: list[Diagnostic]) -> dic
     return modules
 
 
-def _of_tokens(
-    module: str, named: str, per_token: Tensor, hf_config: Mapping[str, Any], problems: list[Diagnostic]
-) -> Tensor:
-    """A factor `[vocabulary, rank]` without zero rows for the vocabulary's padding, which SGLang has no place for."""
+def _of_tokens(module: str, b: Tensor, hf_config: Mapping[str, Any], problems: list[Diagnostic]) -> Tensor:
+    """B of a head without zero rows for the padding of its vocabulary, which SGLang has no place for."""
     rows = text_config(hf_config).get("unpadded_vocab_size")
-    if rows is None or per_token.shape[0] <= rows:
-        return per_token
-    if bool((per_token[rows:] != 0).any()):
+    if rows is None or b.shape[0] <= rows:
+        return b
+    if bool((b[rows:] != 0).any()):
         problems.append(
             _problem(
                 module,
-                f"has {per_token.shape[0]} {named}, and those beyond {rows} are padding and not all zero",
+                f"has {b.shape[0]} rows of lora_B, and those beyond {rows} are padding and not all zero",
                 "give the base that the adapter was made for",
             )
         )
-    return per_token[:rows].clone()
+    return b[:rows].clone()
 
 
 def _misshapen(module: str, pair: Pair, place: Place, rank: int, hf_config: Mapping[str, Any]) -> Iterator[Diagnostic]:
@@ -189,9 +176,9 @@ def _shared_outer(pairs: Mapping[Place, Pair]) -> bool | None:
 
 def _names(named: Mapping[str, Pair]) -> Iterator[tuple[str, Tensor]]:
     for module, pair in named.items():
-        path = module if module == "lm_head" else f"model.{module}"
-        yield factor_name(path, "A", embedding=module == EMBEDDING), pair.a
-        yield factor_name(path, "B", embedding=module == EMBEDDING), pair.b
+        stem = f"{_PREFIX}{module}" if module == "lm_head" else f"{_MODEL}{module}"
+        yield f"{stem}.lora_A.weight", pair.a
+        yield f"{stem}.lora_B.weight", pair.b
 
 
 def _config(config: Mapping[str, Any], alpha: float, targets: list[str]) -> dict[str, Any]:

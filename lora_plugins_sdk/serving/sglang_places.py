@@ -27,9 +27,6 @@ _USUAL = {
     "linear_attn.in_proj_z": "in_proj_qkvz",
     "linear_attn.out_proj": "out_proj",
 }
-EMBEDDING = "embed_tokens"
-OUTSIDE = (EMBEDDING, "lm_head")
-"""What SGLang serves LoRA on beside the layers."""
 HELD_AT_ZERO = ("linear_attn.in_proj_a", "linear_attn.in_proj_b")
 """SGLang serves no LoRA there, but serves the rest of that linear: runs hold these at zero (`pinned_modules`)."""
 _INKLING = {
@@ -50,7 +47,7 @@ class Place:
     Args:
         module: its name there, without the prefixes that wrap a language model.
         target: the normalised name in `target_modules`.
-        layer: the layer's number; None for the embedding and the head.
+        layer: the layer's number; None for the head.
         experts: whether these are routed experts.
         expert: one expert's number; None for all experts in one tensor, and where there are none.
     """
@@ -85,9 +82,8 @@ def place_of(module: str, family: str = "usual") -> Place | None:
         module: full HF name, for example `model.layers.0.mlp.up_proj`.
         family: see `family_of`.
     """
-    leaf = module.rsplit(".", 1)[-1]
-    if leaf in OUTSIDE and "layers." not in module:
-        return Place(module=leaf, target=leaf)
+    if module.rsplit(".", 1)[-1] == "lm_head" and "layers." not in module:
+        return Place(module="lm_head", target="lm_head")
     found = _IN_LAYER.fullmatch(module)
     if found is None:
         return None

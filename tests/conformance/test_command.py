@@ -29,8 +29,8 @@ def test_json_is_all_that_is_printed(lora_plugins: Command, wrong_plugin: Path) 
     assert report["coverage"]["not_exercised"] == []
     (case,) = [case for case in report["cases"] if case["check"] == "peft-names"]
     finding = case["findings"][0]
-    assert finding["projection"] == "model.embed_tokens"
-    assert finding["text"].startswith("name of site embedding.word_embeddings")
+    assert finding["projection"] == "model.layers.0.self_attn.q_proj"
+    assert finding["text"].startswith("name of site decoder.layers.0.self_attention.linear_qkv")
 
 
 def test_failures_are_shown(lora_plugins: Command, wrong_plugin: Path) -> None:

@@ -87,8 +87,8 @@ def test_spans_that_reach_into_another_projection() -> None:
 
 def test_names_of_another_layer(wrong_plugin: Path) -> None:
     result = _check(Subject.of("qwen3", plugin=str(wrong_plugin)), "peft-names")
-    first = next(one for one in result.findings if one.site == "decoder.layers.0.self_attention.linear_qkv")
-    assert first.factor == "A"
+    first = result.findings[0]
+    assert (first.site, first.factor) == ("decoder.layers.0.self_attention.linear_qkv", "A")
     assert "would be loaded as model.layers.1.self_attn.q_proj lora_A" in first.cause
 
 

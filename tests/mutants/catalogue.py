@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mutants import (
-    embedding,
     experts,
     exports,
     hybrid,
@@ -20,20 +19,5 @@ from mutants import (
 )
 from mutants.mutant import Mutant, mutants_of
 
-_FAMILIES = (
-    embedding,
-    tags,
-    reductions,
-    regions,
-    packs,
-    pins,
-    scales,
-    initial,
-    names,
-    exports,
-    state,
-    hybrid,
-    experts,
-    inkling,
-)
+_FAMILIES = (tags, reductions, regions, packs, pins, scales, initial, names, exports, state, hybrid, experts, inkling)
 MUTANTS: tuple[Mutant, ...] = tuple(mutant for family in _FAMILIES for mutant in mutants_of(family))

@@ -245,7 +245,7 @@ def test_rslora_is_folded_into_alpha() -> None:
 @pytest.mark.parametrize(
     ("module", "shapes", "message"),
     [
-        ("layers__0__mlp__gate", linear(EXPERTS), "SGLang serves embed_tokens and lm_head and, in the layers"),
+        ("layers__0__mlp__gate", linear(EXPERTS), "SGLang serves lm_head and, in the layers"),
         ("layers__0__mlp__shared_expert_gate", linear(1), "serves no LoRA there"),
         ("visual__layers__0__mlp__down_proj", linear(HIDDEN, INNER), "serves no LoRA there"),
         ("layers__7__mlp__down_proj", linear(HIDDEN, INNER), "the base has 2 layers"),

@@ -15,7 +15,7 @@ import torch
 from handmade_adapter import HandmadeAdapter
 from moe_models import add_experts, merged_logprobs
 
-TARGETS = ["qkvr", "wo_ud", "gate_up_proj", "down_proj", "embed_tokens", "lm_head"]
+TARGETS = ["qkvr", "wo_ud", "gate_up_proj", "down_proj", "lm_head"]
 # Of transformers. Window, extent and log scaling are shorter than a prompt, so that each of them shows.
 FIELDS: dict[str, Any] = dict(
     vocab_size=320,
@@ -95,7 +95,7 @@ def published_config(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def inkling_adapter(layout: str, names: str = "sglang", without: Sequence[str] = ()) -> HandmadeAdapter:
-    """Attention with relative states, dense layers, routed and shared experts, the embedding and the head.
+    """Attention with relative states, dense layers, routed and shared experts, and the head.
 
     Args:
         layout: of the routed experts, see `add_experts`.
@@ -131,11 +131,6 @@ def inkling_adapter(layout: str, names: str = "sglang", without: Sequence[str] =
                 # SGLang has one layout for both banks; a factor that is shared has to be there once for each expert.
                 outer = {"experts_a": shared, "experts_b": shared}
             add_gated_mlp(adapter, f"layers.{layer}.mlp.shared_experts", moe, "", **outer)
-    if "embed_tokens" not in without:
-        # SGLang's own form has no columns for the padding of the vocabulary.
-        used = FIELDS["unpadded_vocab_size"]
-        tokens = used if ours else FIELDS["vocab_size"]
-        adapter.add_embedding("embed_tokens", "model.embed_tokens.weight", tokens, hidden, used=used)
     if "lm_head" not in without:
         adapter.add("lm_head", "lm_head.weight", FIELDS["unpadded_vocab_size"], hidden)
     return adapter

@@ -11,7 +11,7 @@ from lora_harness.engines.base import EngineCapabilities
 from lora_harness.engines.sglang.base_fit import refuse_other_layouts, refuse_unfit_base
 from lora_plugins_sdk import derive_table, load_plugin, read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
-from lora_plugins_sdk.serving.sglang_places import HELD_AT_ZERO, OUTSIDE, family_of, served_leaves
+from lora_plugins_sdk.serving.sglang_places import HELD_AT_ZERO, family_of, served_leaves
 
 if TYPE_CHECKING:
     from lora_harness.config import RolloutSection, TrainConfig
@@ -30,7 +30,7 @@ def engine_capabilities(rollout: RolloutSection, hf_config: Mapping[str, Any], *
         max_rank: the rank that SGLang is started for in adapter mode.
     """
     if rollout.engine == "sglang" and rollout.sync_mode == "adapter":
-        served = frozenset({*served_leaves(family_of(hf_config)), *OUTSIDE})
+        served = frozenset({*served_leaves(family_of(hf_config)), "lm_head"})
         return EngineCapabilities(
             name="sglang",
             mode="adapter",

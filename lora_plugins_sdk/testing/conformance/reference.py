@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.run import RunFacts
-from lora_plugins_sdk.table import ParamRow
 from lora_plugins_sdk.testing.conformance.hf_weights import hf_weights
 from lora_plugins_sdk.testing.conformance.problem import Problem, make_problem
 from lora_plugins_sdk.testing.conformance.subject import Subject
@@ -31,8 +30,7 @@ class Reference:
 
     Args:
         logits: `[microbatches, samples, tokens, vocabulary]`.
-        outputs: of each adapted HF module that computes its projection alone (no experts), `[microbatches, samples,
-            tokens, out]`.
+        outputs: of each adapted HF module but experts, `[microbatches, samples, tokens, out]`.
         deltas: the adapter's share of these outputs.
         output_grads: the loss's gradient with respect to these.
         grads: of each factor by `ParamRow.init_key`, by the chain rule from the folded weight's gradient.
@@ -148,8 +146,11 @@ def make_reference(subject: Subject, problem: Problem, **changes: object) -> Ref
         },
         deltas={
             name: delta_scale(table.lora)
-            * _narrow(_of_samples(seen, by_sample), weights[name].a, problem.factors)
-            @ problem.factors[weights[name].b.init_key].t()
+            * (
+                _of_samples(seen, by_sample)
+                @ problem.factors[weights[name].a.init_key].t()
+                @ problem.factors[weights[name].b.init_key].t()
+            )
             for name, seen in inputs.items()
         },
         output_grads={
@@ -167,11 +168,6 @@ def make_reference(subject: Subject, problem: Problem, **changes: object) -> Ref
 def delta_scale(lora: LoraConfig) -> float:
     """The factor on `B A`, worked out here: `alpha / rank`, or `alpha / sqrt(rank)` (Kalajdzievski 2023)."""
     return lora.alpha / (math.sqrt(lora.rank) if lora.use_rslora else lora.rank)
-
-
-def _narrow(inputs: Tensor, a: ParamRow, factors: Mapping[str, Tensor]) -> Tensor:
-    """`x A^T`, `[..., rank]`; of an embedding's ids `[..., 1]` the columns of A that they name."""
-    return factors[a.init_key].t()[inputs.squeeze(-1)] if a.embedding else inputs @ factors[a.init_key].t()
 
 
 def _grad(tensor: Tensor) -> Tensor:

@@ -11,8 +11,6 @@ from lora_plugins_sdk import Architecture, Concat, Multimodal, OnlyLayers, Proje
 
 _HF = "model.layers.{layer}"
 _HOST = "decoder.layers.{layer}"
-# transformers' embedding normalises what it looks up; the adapter is on the weight, before the norm.
-_EMBEDDING = Projection(hf="model.embed_tokens", in_dim="vocab_size", out_dim="hidden_size", by_weight=True)
 _INKLING_2 = (
     "it is another architecture: attention residuals between blocks of layers, attention sinks and output gates, "
     "clipped queries and keys, convolutions whose taps depend on the token, soft caps in the experts and on the logits"
@@ -100,14 +98,6 @@ ARCHITECTURE = Architecture(
             "n_shared_experts * moe_intermediate_size",
             SPARSE,
             stack="n_shared_experts",
-        ),
-        Site(
-            path="embedding.word_embeddings",
-            kind=SiteKind.ROW,
-            pack=Concat(pad=True),
-            projections=(_EMBEDDING,),
-            embedding=True,
-            all_linear=False,
         ),
         Site(
             path="output_layer",
