@@ -32,6 +32,18 @@ class CommandResult:
     err: str
 
 
+@pytest.fixture(autouse=True)
+def no_megatron_left_behind() -> Iterator[None]:
+    """megatron-core that a test started in this process ends with it: other files follow here, in any order."""
+    yield
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is not None and state.model_parallel_is_initialized():
+        import torch.distributed as dist
+
+        state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
 @pytest.fixture
 def toy_plugin() -> str:
     """Source of a plugin that serves model type `toy_model` and nothing else."""
