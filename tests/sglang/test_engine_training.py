@@ -133,7 +133,7 @@ def test_trainer_and_engine_stay_one_policy(base: Path, tmp_path: Path, mode: st
     assert not engines_of(output)
 
 
-@pytest.mark.parametrize(("mode", "expert_ranks"), [("merge", 1), ("adapter", 2)])
+@pytest.mark.parametrize(("mode", "expert_ranks"), [("merge", 2), ("adapter", 2)])
 def test_a_hybrid_is_one_policy(hybrid: Path, tmp_path: Path, mode: str, expert_ranks: int) -> None:
     """B26, B31, B36: experts, gated queries and delta nets arrive on the engine after every step. The gates of delta
     nets learn where the engine serves them, merged, and stay exactly zero where it does not, as an adapter."""
