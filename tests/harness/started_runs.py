@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+from safetensors.torch import load_file
+
 HERE = Path(__file__).parent
 STEPS = 5
 COMPARED = ("reward", "kl", "entropy", "clip_share", "grad_norm", "tokens", "completion_length")
@@ -68,3 +71,14 @@ def run_harness(model: Path, directory: Path, *overrides: str, ranks: int = 1) -
 
 def rows(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_same_run(output: Path, expected: Path, *, within: float = 1e-3) -> None:
+    """Every compared metric of every step and every tensor of the adapter are those of another run."""
+    for one, found in zip(rows(expected), rows(output), strict=True):
+        for name in COMPARED:
+            assert found[name] == pytest.approx(one[name], abs=within), (one["step"], name)
+    adapter, reference = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (output, expected))
+    assert adapter.keys() == reference.keys()
+    for name, tensor in reference.items():
+        assert (adapter[name] - tensor).abs().max() <= within, name

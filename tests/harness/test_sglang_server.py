@@ -14,6 +14,14 @@ from lora_harness.engines.sglang.server import HOST, SglangServer
 from lora_plugins_sdk.errors import LoraError
 
 
+def interpreter(folder: Path, commands: str) -> Path:
+    """A shell script in the place of Python."""
+    script = folder / "python"
+    script.write_text(f"#!/bin/sh\n{commands}\n")
+    script.chmod(0o755)
+    return script
+
+
 def test_an_interpreter_without_sglang_is_named(tmp_path: Path):
     log = tmp_path / "logs" / "engine.log"
     server = SglangServer({"model_path": "m", "device": "cuda"}, log=log, python=Path(sys.executable))
@@ -43,9 +51,7 @@ def test_a_path_that_is_no_interpreter(tmp_path: Path):
 
 
 def test_an_interpreter_that_dies_shows_the_end_of_its_log(tmp_path: Path):
-    script = tmp_path / "python"
-    script.write_text("#!/bin/sh\necho first words\necho last words\nexit 3\n")
-    script.chmod(0o755)
+    script = interpreter(tmp_path, "echo first words\necho last words\nexit 3")
     log = tmp_path / "engine.log"
     log.write_text("of an earlier run\n")
     server = SglangServer({}, log=log, python=script, label="SGLang engine 4")
@@ -58,9 +64,7 @@ def test_an_interpreter_that_dies_shows_the_end_of_its_log(tmp_path: Path):
 
 
 def test_a_server_that_never_answers_is_stopped(tmp_path: Path):
-    script = tmp_path / "python"
-    script.write_text("#!/bin/sh\nsleep 1000\n")
-    script.chmod(0o755)
+    script = interpreter(tmp_path, "sleep 1000")
     server = SglangServer({}, log=tmp_path / "engine.log", python=script)
     with pytest.raises(LoraError, match=r"did not answer within 0\.5 s.*\n\(nothing was printed\).*start_timeout"):
         server.wait_until_ready(lambda: False, timeout=0.5)
@@ -79,9 +83,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path):
 
 def test_the_port_is_the_servers_from_the_start(tmp_path: Path):
     """Many seconds pass until it serves; neither another run nor a connection's near end may take it meanwhile."""
-    script = tmp_path / "python"
-    script.write_text("#!/bin/sh\nexec sleep 1000\n")
-    script.chmod(0o755)
+    script = interpreter(tmp_path, "exec sleep 1000")
     server = SglangServer({}, log=tmp_path / "engine.log", python=script)
     with pytest.raises(LoraError, match=rf"rollout\.sglang\.port = {server.port}: cannot be served on"):
         SglangServer({}, log=tmp_path / "other.log", python=script, port=server.port)
