@@ -31,8 +31,8 @@ BIN_SGLANG := $(VENV_SGLANG)/bin
 SGLANG := sglang==0.5.23
 # Tests start several processes on few cores: one thread each is faster than many that fight.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
-# Whole files: their tests share engines, models and what the conformance kit has seen.
-PARALLEL = -n $(WORKERS) --dist loadfile
+# Whole files: their tests share engines, models and what the conformance kit has seen. In the order of tests/conftest.py.
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL := -m pip install -qq --disable-pip-version-check $(PIP_ARGS)
 
 .PHONY: help setup setup-dev setup-sglang quickstart quickstart-sglang test lint format pytest test-mcore-019 \

@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FunctionType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -257,8 +258,8 @@ def conformance_layouts() -> str:
 # --- plugins ---------------------------------------------------------------------------------------------------------
 
 
-def qwen36_moe_sites() -> str:
-    """Every projection of the architecture, its host linear and its widths."""
+def sites_of(architecture: str) -> str:
+    """Every projection of an architecture, its host linear and its widths."""
     from lora_plugins_sdk import load_plugin
 
     rows = [
@@ -271,7 +272,7 @@ def qwen36_moe_sites() -> str:
             site.layers.layer_type if site.layers is not None else "every" if site.per_layer else "",
             "yes" if site.all_linear else "no",
         )
-        for site in load_plugin(architecture="qwen36_moe").architecture.sites
+        for site in load_plugin(architecture=architecture).architecture.sites
         for one in site.projections
     ]
     return table(("HF", "megatron-core", "split", "in", "out", "layers", "`all-linear`"), rows)
@@ -284,7 +285,7 @@ def inkling_sites() -> str:
 
     plugin = load_plugin(architecture="inkling")
     (official,) = plugin.architecture.adapter_schemas
-    lora = LoraConfig(rank=4, target_modules=("all-linear", "lm_head"), expert_sharing="outer")
+    lora = LoraConfig(rank=4, target_modules=("all-linear", "embed_tokens", "lm_head"), expert_sharing="outer")
     facts = RunFacts(tp=2, dp=2, ep=2, sequence_parallel=True)
     rows = {}
     for row in derive_table(plugin, plugin.architecture.tiny_config, lora, facts).rows:
@@ -322,7 +323,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "conformance_checks": conformance_checks,
     "conformance_capabilities": conformance_capabilities,
     "conformance_layouts": conformance_layouts,
-    "qwen36_moe_sites": qwen36_moe_sites,
+    "qwen3_moe_sites": partial(sites_of, "qwen3_moe"),
+    "qwen36_moe_sites": partial(sites_of, "qwen36_moe"),
     "inkling_sites": inkling_sites,
 }
 

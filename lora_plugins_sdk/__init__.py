@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lora_plugins_sdk.adapter_schema import AdapterSchema
 from lora_plugins_sdk.architecture import Architecture, BaseWeight
-from lora_plugins_sdk.base_tensors import BaseTensors
+from lora_plugins_sdk.base_tensors import BaseCheckpoint, BaseTensors
 from lora_plugins_sdk.block_layout import BlockLayout, Run
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.dims import ModelDims, read_hf_config
@@ -70,6 +70,7 @@ __all__ = [
     "HOOKSPEC_API",
     "AdapterSchema",
     "Architecture",
+    "BaseCheckpoint",
     "BaseTensors",
     "BaseWeight",
     "BlockLayout",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lora_plugins_sdk.adapter_meta import META_FILE, stored_file
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
+from lora_plugins_sdk.staging import directory_problem
 from lora_plugins_sdk.weight_files import WeightFiles, headers_of, placed_files, refuse_misplaced
 
 CONFIG_FILE = "adapter_config.json"
@@ -33,7 +34,7 @@ def adapter_directory(path: str | Path) -> Path:
             return one
     raise LoraError(
         str(path),
-        reason=f"has no {CONFIG_FILE}",
+        reason=directory_problem(path) or f"has no {CONFIG_FILE}",
         cure="give a PEFT directory saved with safetensors, a checkpoint (RUN/checkpoints/step-N) or a finished run",
     )
 

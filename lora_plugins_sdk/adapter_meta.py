@@ -48,6 +48,22 @@ class AdapterOrigin:
     engine: str | None = None
 
 
+def engine_problems(subject: str, origin: AdapterOrigin | None) -> Iterator[Diagnostic]:
+    """Why an adapter in an engine's terms cannot be used: it is for that engine alone.
+
+    Args:
+        subject: the adapter, for the message.
+        origin: where it comes from, if that is known.
+    """
+    if origin is not None and origin.engine is not None:
+        yield Diagnostic(
+            subject=subject,
+            reason=f"is an export for {origin.engine}, under names and targets of that engine's own",
+            cure="give the PEFT directory that it was exported from, or turn it back: lora-plugins export "
+            "ADAPTER --output DIR --base BASE",
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredFile:
     """A tensor file: size in bytes and SHA-256."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
+from lora_plugins_sdk.peft_names import FACTOR, factor_name
 
 if TYPE_CHECKING:
+    from re import Match
+
     from torch import Tensor
 
     from lora_plugins_sdk.peft_files import PeftAdapter
-
-_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.(?P<factor>lora_[AB]\.weight)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,12 +49,12 @@ class AdapterSchema:
         Raises:
             LoraError: two tensors are one under HF's names; all are listed.
         """
-        found = {name: match for name in adapter.tensors if (match := _TENSOR.fullmatch(name))}
+        found = {name: match for name in adapter.tensors if (match := FACTOR.fullmatch(name))}
         if all(self._in_hf_parts(one["module"]) == one["module"] for one in found.values()):
             return adapter
         known = {self._bare(one): one for one in modules}
         names = {
-            name: f"base_model.model.{known[bare]}.{match['factor']}"
+            name: _renamed(match, known[bare])
             for name, match in found.items()
             if (bare := self._bare(match["module"])) in known
         }
@@ -86,7 +86,7 @@ class AdapterSchema:
         tensors: dict[str, Tensor] = {}
         problems = []
         for name, tensor in adapter.tensors.items():
-            found = _TENSOR.fullmatch(name)
+            found = FACTOR.fullmatch(name)
             if found is None or found["module"] not in modules:
                 problems.append(
                     Diagnostic(
@@ -98,7 +98,7 @@ class AdapterSchema:
                 continue
             bare = self.short_name(self._bare(found["module"]))
             prefix = self.prefix if bare.startswith("layers.") else ""
-            tensors[f"base_model.model.{prefix}{bare}.{found['factor']}"] = tensor
+            tensors[_renamed(found, f"{prefix}{bare}")] = tensor
         raise_if_any(f"this adapter cannot be written in the {self.name} schema:", problems)
         return replace(adapter, tensors=tensors, config=_retargeted(adapter.config, self.short_name))
 
@@ -111,6 +111,10 @@ class AdapterSchema:
         while parts[0] in self.wrappers and len(parts) > 1:
             parts = parts[1:]
         return ".".join(parts)
+
+
+def _renamed(factor: Match[str], module: str) -> str:
+    return factor_name(module, factor["factor"], embedding=factor["embedding"] is not None)
 
 
 def _retargeted(config: Mapping[str, Any], rename: Callable[[str], str]) -> Mapping[str, Any]:

@@ -72,7 +72,7 @@ def agree(claim: Claim, run: ParallelRun) -> list[Claim]:
                 rank,
                 reason=f"differs from rank (dp 0, pp 0, tp 0) in {', '.join(different)}: "
                 + ", ".join(f"{getattr(one, name)} against {getattr(stages[0][0], name)}" for name in different),
-                cure="start every rank with the same package versions, config.json and LoRA options",
+                cure="start every rank with the same package versions, config.json, LoRA options and run facts",
             )
         if one.modules != expected.modules:
             raise LoraError(

@@ -1,8 +1,10 @@
-"""What a base checkpoint is to its readers: named tensors, read part by part."""
+"""What a base checkpoint is to its readers, named tensors, read part by part; and a small one in memory."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,3 +36,16 @@ class BaseTensors(Protocol):
     def part(self, name: str, *index: int | slice) -> Tensor:
         """What an index over the leading dimensions selects of a tensor."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaseCheckpoint:
+    """A base that is small enough to hold.
+
+    Args:
+        config: `config.json`.
+        tensors: HF name -> tensor.
+    """
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]

@@ -29,10 +29,12 @@ from lora_plugins_sdk.host_rows import interleave
 from lora_plugins_sdk.layers import layers_with, number_of_layers
 from lora_plugins_sdk.manager import SelectedPlugin
 from lora_plugins_sdk.multimodal import matching
+from lora_plugins_sdk.pack import pads
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.shards import local_rows
 from lora_plugins_sdk.stacks import side_by_side
 from lora_plugins_sdk.targets import candidates
+from lora_plugins_sdk.vocabulary_padding import padding_cure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,11 +78,13 @@ def load_base_weights(
     try:
         files = side_by_side(plugin.base_tensors(config, stored), plugin.architecture, config)
         sources = list(base_sources(declared, dims, plugin.architecture.num_layers))
+        unsourced = _unsourced(model, parameters, declared, sources, local_experts, run)
         raise_if_any(
             f"{hf_directory} does not fit this model:",
             [
                 *_unaccounted(sources, experts, files, dims, plugin.architecture.left_alone),
-                *_unsourced(model, parameters, declared, sources, local_experts, run),
+                # A misspelt path shows in both ways; the first tells more.
+                *(list(unsourced) or _unplaced(model, parameters, sources, dims, run)),
                 *_wrong_shapes(plugin.architecture, config, sources, files),
                 *expert_problems(experts, local_experts, files, run),
             ],
@@ -177,6 +181,24 @@ def _unsourced(
                 )
 
 
+def _unplaced(
+    model: Model, parameters: dict[str, nn.Parameter], sources: list[BaseSource], dims: ModelDims, run: ParallelRun
+) -> Iterator[Diagnostic]:
+    """Declared tensors that the model has no parameter for: what the checkpoint has for them would be lost."""
+    owners = {source.weight.host.rsplit(".", 1)[0] for source in sources}
+    present = set(locate(chunks_of(model), owners))
+    for source in sources:
+        tied = source.weight.tied is not None and dims.flag(source.weight.tied.when)
+        # With more than one pipeline stage, a module that this rank lacks may be another's.
+        here = run.facts.pp == 1 or source.host.rsplit(".", 1)[0] in present
+        if here and not tied and source.host not in parameters:
+            yield Diagnostic(
+                subject=source.host,
+                reason=f"is declared for {', '.join(source.hf)}, and the model has no such parameter",
+                cure="build the model with it (lora_build_model), or correct the declaration's host path",
+            )
+
+
 def _wrong_shapes(
     architecture: Architecture, config: Mapping[str, object], sources: list[BaseSource], files: BaseTensors
 ) -> Iterator[Diagnostic]:
@@ -197,6 +219,7 @@ def _wrong_shapes(
         if name not in present:
             continue
         expected = (dims.resolve(one.projection.out_dim), dims.resolve(one.projection.in_dim))
+        expected = expected[::-1] if one.site.embedding else expected
         if files.shape(name) != expected:
             yield Diagnostic(
                 subject=name,
@@ -213,7 +236,7 @@ def base_layout(source: BaseSource, files: BaseTensors, dims: ModelDims, run: Pa
         [dims.resolve(part) for part in parts] or [files.shape(name)[0]]
         for name, parts in zip(source.hf, declared, strict=True)
     ]
-    return source.weight.pack.resolve(dims, sections, run.facts.tp)
+    return source.weight.pack.resolve(dims, sections, run.facts.tp, run.facts.make_vocab_size_divisible_by)
 
 
 def _misfits(
@@ -226,10 +249,13 @@ def _misfits(
         elif source.weight.split_columns:
             shape = (shape[0], shape[1] // run.facts.tp)
         if tuple(parameter.shape) != shape:
+            cure = "build the model from the checkpoint's own config.json"
+            if layout is not None and pads(source.weight.pack) and parameter.shape[1:] == shape[1:]:
+                cure += f"; {padding_cure(len(parameter), layout.rows(0), run.facts)}"
             yield Diagnostic(
                 subject=f"{source.host} {list(parameter.shape)}",
                 reason=f"{', '.join(source.hf)} would give {list(shape)}",
-                cure="build the model from the checkpoint's own config.json",
+                cure=cure,
             )
 
 

@@ -62,6 +62,13 @@ def slabs_of(sections: Sequence[Section], rank: int) -> Iterator[Slab]:
         hf += section.hf
 
 
+def padding_of(sections: Sequence[Section], rank: int) -> Iterator[slice]:
+    """Which of a rank's rows HF does not have, among its sections one after the other."""
+    for section, slab in zip(sections, slabs_of(sections, rank), strict=True):
+        if slab.rows < section.local:
+            yield slice(slab.local + slab.rows, slab.local + section.local)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockLayout:
     """A resolved pack.

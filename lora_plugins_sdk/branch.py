@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from lora_plugins_sdk.block_layout import padding_of
 from lora_plugins_sdk.collectives import apply_collective
 from lora_plugins_sdk.factors import LoraFactors
 from lora_plugins_sdk.host_rows import HostOrder
@@ -35,6 +36,8 @@ class BranchGeometry:
         blocks: local blocks of the host layout.
         block_rows: host output columns in one block.
         orders: per trained projection, where the host has its rows.
+        padding: per trained projection, which of its rows here are a vocabulary's padding. They stay zero: a loss over
+            all of the host's columns would train what no export holds.
         region: where the branch communicates.
         group: the TP group.
     """
@@ -42,6 +45,7 @@ class BranchGeometry:
     blocks: int
     block_rows: int
     orders: tuple[HostOrder, ...]
+    padding: tuple[tuple[slice, ...], ...]
     region: Region
     group: dist.ProcessGroup | None
 
@@ -110,10 +114,13 @@ class LoraBranch(torch.autograd.Function):
         tokens, s, a, *bs = ctx.saved_tensors
         geometry: BranchGeometry = ctx.geometry
         grad_bs, grad_parts = [], []
-        for order, part, spans in geometry.per_projection(grad.reshape(-1, grad.shape[-1]), s, bs):
+        projections = geometry.per_projection(grad.reshape(-1, grad.shape[-1]), s, bs)
+        for (order, part, spans), padding in zip(projections, geometry.padding, strict=True):
             # s^T g, then transposed: the r-wide side first is up to twice as fast on a CPU as g^T s.
             grad_b = [torch.bmm(part.transpose(1, 2), columns).transpose(1, 2) for columns, _ in spans]
             grad_bs.append(order.from_host(_joined(grad_b)).to(bs[0].dtype))
+            for rows in padding:
+                grad_bs[-1][rows] = 0
             first, *more = (torch.bmm(columns, b).sum(0) for columns, b in spans)
             for one in more:
                 first += one
@@ -141,11 +148,12 @@ def site_delta(plan: SitePlan, run: ParallelRun) -> Callable[[torch.Tensor, torc
     Raises no error of its own: layout and communication were checked when the table was derived.
     """
     assert isinstance(plan.region, Region), "experts have a branch of their own"
-    tp = run.facts.tp if plan.site.kind is SiteKind.COLUMN else 1
+    tp, rank = (run.facts.tp, run.tp_rank) if plan.site.kind is SiteKind.COLUMN else (1, 0)
     geometry = BranchGeometry(
         blocks=plan.layout.blocks // tp,
         block_rows=plan.layout.block_rows,
         orders=tuple(HostOrder(plan.layout, index, tp) for index in plan.trained),
+        padding=tuple(tuple(padding_of(plan.layout.split(index, tp), rank)) for index in plan.trained),
         region=plan.region,
         group=run.tp_group,
     )

@@ -10,20 +10,21 @@ from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.errors import Diagnostic, LoraError
 from lora_plugins_sdk.hookspecs import hookimpl
+from lora_plugins_sdk.layers import layers_with, number_of_layers
+from lora_plugins_sdk.peft_names import factor_name
 from lora_plugins_sdk.run import RunFacts, needless_expert_sizes, needless_for_experts
+from lora_plugins_sdk.serving.sglang_places import family_of, serving_name
 from lora_plugins_sdk.site import EXPERT, Site, SiteKind, packed_name
 from lora_plugins_sdk.stacks import from_stack, to_stack
-from lora_plugins_sdk.table import ParamRow, SitePlan, site_layout, tensor_parallel_size
+from lora_plugins_sdk.table import ParamRow, SitePlan, site_layout
 from lora_plugins_sdk.targets import module_names, normalize_targets
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from lora_plugins_sdk.base_tensors import BaseTensors
+    from lora_plugins_sdk.base_tensors import BaseCheckpoint, BaseTensors
     from lora_plugins_sdk.parallel_run import ParallelRun
     from lora_plugins_sdk.peft_files import PeftAdapter
-
-PEFT_PREFIX = "base_model.model."
 
 
 @hookimpl(trylast=True)
@@ -32,7 +33,7 @@ def lora_validate_run(
 ) -> Iterable[Diagnostic]:
     """Sizes that cannot be split as asked."""
     dims = architecture.dims(hf_config)
-    layers = dims.resolve(architecture.num_layers)
+    layers = number_of_layers(dims, architecture.num_layers)
     found = []
     if layers % facts.pp:
         found.append(
@@ -45,8 +46,10 @@ def lora_validate_run(
     if not any(site.experts for site in architecture.sites):
         found += _needless(lora, facts)
     for site in architecture.sites:
+        if not layers_with(site.path, site.layers, dims, layers):
+            continue  # no layer of this model has it
         try:
-            site_layout(site, dims, tensor_parallel_size(site, facts))
+            site_layout(site, dims, facts)
         except LoraError as error:
             found += [one for one in error.diagnostics if one not in found]
         found += [one for one in _expert_problems(site, dims, facts) if one not in found]
@@ -92,15 +95,18 @@ def lora_grad_sum_groups(row: ParamRow, facts: RunFacts) -> str:
 
 @hookimpl(trylast=True)
 def lora_hf_name(row: ParamRow) -> str:
-    """PEFT's scheme: wrapper prefix, module path, `lora_A` or `lora_B`, `weight`."""
+    """PEFT's scheme: wrapper prefix, module path, `lora_A` or `lora_B`, `weight`; `lora_embedding_A` or `_B` alone for
+    an embedding.
+    """
     module = packed_name(row.hf_module) if row.packed else row.hf_module
-    return f"{PEFT_PREFIX}{module}.lora_{row.factor}.weight"
+    return factor_name(module, row.factor, embedding=row.embedding)
 
 
 @hookimpl(trylast=True)
-def lora_serving_names(row: ParamRow) -> Mapping[str, str]:
-    """SGLang reads HF names for plain linears."""
-    return {"sglang": row.hf_name}
+def lora_serving_names(row: ParamRow, hf_config: Mapping[str, object]) -> Mapping[str, str]:
+    """The name in an export for SGLang; none where SGLang serves no LoRA."""
+    name = serving_name(row.hf_name, family_of(hf_config))
+    return {} if name is None else {"sglang": name}
 
 
 @hookimpl(trylast=True)
@@ -109,8 +115,11 @@ def lora_site_delta(plan: SitePlan, run: ParallelRun) -> Callable[..., Tensor]:
     if not plan.trained:
         return lambda output, *inputs: output
     from lora_plugins_sdk.branch import site_delta
+    from lora_plugins_sdk.embedding_branch import embedding_delta
     from lora_plugins_sdk.expert_branch import expert_delta
 
+    if plan.site.embedding:
+        return embedding_delta(plan, run)
     return expert_delta(plan, run) if plan.site.experts else site_delta(plan, run)
 
 
@@ -163,11 +172,12 @@ def lora_base_weights(architecture: Architecture, hf_config: Mapping[str, object
         BaseWeight(
             host=f"{site.path}.weight",
             hf=tuple(f"{projection.hf}.weight" for projection in site.projections),
-            pack=site.pack if site.kind is SiteKind.COLUMN else None,
+            # An embedding's weight is `[in, out]`, and what is tied to it is the alias.
+            pack=site.pack if site.kind is SiteKind.COLUMN or site.embedding else None,
             sections=tuple(projection.sections for projection in site.projections),
-            split_columns=site.kind is SiteKind.ROW,
+            split_columns=site.kind is SiteKind.ROW and not site.embedding,
             layers=site.layers,
-            tied=site.tied,
+            tied=None if site.embedding else site.tied,
         )
         for site in architecture.sites
         if not site.experts  # `expert_weights` reads theirs off the sites
@@ -179,3 +189,9 @@ def lora_base_weights(architecture: Architecture, hf_config: Mapping[str, object
 def lora_base_tensors(architecture: Architecture, hf_config: Mapping[str, object], stored: BaseTensors) -> BaseTensors:
     """As they are stored."""
     return stored
+
+
+@hookimpl(trylast=True)
+def lora_published_base(base: BaseCheckpoint) -> BaseCheckpoint:
+    """As it is: transformers writes it as it is published."""
+    return base

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lora_plugins_sdk.adapter import LoraAdapter
     from lora_plugins_sdk.architecture import Architecture, BaseWeight
-    from lora_plugins_sdk.base_tensors import BaseTensors
+    from lora_plugins_sdk.base_tensors import BaseCheckpoint, BaseTensors
     from lora_plugins_sdk.config import LoraConfig
     from lora_plugins_sdk.errors import Diagnostic
     from lora_plugins_sdk.parallel_run import ParallelRun
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lora_plugins_sdk.table import ParamRow, SitePlan
 
 PROJECT = "lora_plugins"
-HOOKSPEC_API = (1, 1)
+HOOKSPEC_API = (1, 3)
 """Version of this file alone: a new hook or argument raises the second number, a removal the first."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -89,10 +89,13 @@ def lora_hf_name(row: ParamRow) -> str | None:
 
 
 @hookspec(firstresult=True)
-def lora_serving_names(row: ParamRow) -> Mapping[str, str] | None:
-    """Return the factor's tensor name per serving engine. Default: SGLang takes the HF name.
+def lora_serving_names(row: ParamRow, hf_config: Mapping[str, object]) -> Mapping[str, str] | None:
+    """Return the factor's tensor name per serving engine; none for an engine that serves no LoRA there. `{expert}`
+    stands for each expert's number, `{q,k,v}` for each of a factor's three tensors. It is shown and held unique; an
+    export for SGLang names its tensors by itself. Default: those names.
 
     :param row: the factor; `row.hf_name` is set.
+    :param hf_config: the model's HF config.
     """
 
 
@@ -203,6 +206,16 @@ def lora_base_tensors(
     :param architecture: the selected architecture.
     :param hf_config: the model's HF config.
     :param stored: the tensors of the files, read part by part.
+    """
+
+
+@hookspec(firstresult=True)
+def lora_published_base(architecture: Architecture, base: BaseCheckpoint) -> BaseCheckpoint | None:
+    """Return a base as its publishers write it, where transformers writes another form: rollout engines may read the
+    publishers' alone. transformers and `lora_base_tensors` must read what is returned. Default: as it is.
+
+    :param architecture: the selected architecture.
+    :param base: config and tensors of the language model alone, as transformers writes them.
     """
 
 

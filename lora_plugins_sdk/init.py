@@ -16,6 +16,9 @@ def full_initial_factor(row: ParamRow, seed: int) -> torch.Tensor:
 
     B is zero. A is uniform in `+-1/sqrt(in)`: Kaiming-uniform with `a = sqrt(5)` over the full fan-in (He et al. 2015),
     what PEFT draws. Every expert draws with a key of its own.
+
+    Of an embedding, as in PEFT, A is zero and B is normal with unit variance: each token has a column of A to itself,
+    and one that training never sees then keeps its embedding.
     """
     return _initial(row, seed, range(row.full_shape[0]))
 
@@ -34,9 +37,11 @@ def _initial(row: ParamRow, seed: int, experts: range) -> torch.Tensor:
 
 
 def _draw(row: ParamRow, seed: int, init_key: str, shape: tuple[int, ...]) -> torch.Tensor:
-    if row.factor == "B":
+    if row.initially_zero:
         return torch.zeros(shape)
     key = hashlib.sha256(f"{seed}:{init_key}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)
+    if row.embedding:
+        return torch.randn(shape, generator=generator)
     bound = 1.0 / math.sqrt(shape[-1])
     return torch.empty(shape).uniform_(-bound, bound, generator=generator)

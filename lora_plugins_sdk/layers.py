@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lora_plugins_sdk.dims import ModelDims, check_expression
@@ -19,23 +19,26 @@ class LayerTypes:
 
     Args:
         types: every type that the architecture knows.
-        key: config key of the list with one type per layer.
+        key: config key of the list with one type per layer; None where configs have no such list.
         numbers: config key of another form of it, the numbers of the layers of the last of `types`; the others are of
             the first. A config with several forms must say the same in all.
         first: config key of another form of it, a number n: the first n layers are of the first of `types`, the others
             of the last.
         every: where the config has none of these, config expression n: each n-th layer is of the last of `types`, the
             others of the first. None when the config must say it.
+        exempt: config key of the numbers of layers that are of the first type whatever `every` says.
 
     Raises:
-        LoraError: `every` is no integer expression, or two types are told apart and there are not two.
+        LoraError: `every` is no integer expression, two types are told apart and there are not two, or layers are
+            exempt from nothing.
     """
 
     types: tuple[str, ...]
-    key: str = "layer_types"
+    key: str | None = "layer_types"
     numbers: str | None = None
     first: str | None = None
     every: str | None = None
+    exempt: str | None = None
 
     def __post_init__(self) -> None:
         if self.every is not None:
@@ -47,6 +50,12 @@ class LayerTypes:
                     reason=f"are not two, and {option}={getattr(self, option)!r} tells two apart",
                     cure=f"leave `{option}` out, or give two types",
                 )
+        if self.exempt is not None and self.every is None:
+            raise LoraError(
+                f"layer types {', '.join(self.types)}",
+                reason=f"have exempt={self.exempt!r} and no `every` to be exempt from",
+                cure="give `every`, or leave `exempt` out",
+            )
 
     def only(self, layer_type: str) -> OnlyLayers:
         """The layers of one type, for `Site(layers=...)` and `BaseWeight(layers=...)`.
@@ -79,12 +88,13 @@ class LayerTypes:
             period = dims.resolve(self.every)
             if period < 1:
                 raise LoraError(f"{self.every}={period}", reason="is no number of layers", cure=_CURE)
-            return self._with_last(lambda layer: (layer + 1) % period == 0, count)
+            exempt = self._exempt(dims.config, count)
+            return self._with_last(lambda layer: (layer + 1) % period == 0 and layer not in exempt, count)
         if not forms:
-            others = [repr(key) for key in (self.numbers, self.first) if key is not None]
+            first, *others = [key for key in readers if key is not None]
             raise LoraError(
-                f"config key {self.key!r}",
-                reason="is missing" + (f", and there is no {' or '.join(others)} either" if others else ""),
+                f"config key {first!r}",
+                reason="is missing" + (f", and there is no {' or '.join(map(repr, others))} either" if others else ""),
                 cure=_CURE,
             )
         (key, found), *others = forms.items()
@@ -111,10 +121,12 @@ class LayerTypes:
         return found
 
     def _numbered(self, key: str, found: object, count: int) -> Sequence[str]:
-        whole = isinstance(found, Sequence) and not isinstance(found, str) and all(type(one) is int for one in found)
-        if not whole or any(not 0 <= one < count for one in found):  # type: ignore[attr-defined]
-            raise LoraError(f"config key {key!r}", reason=f"is no list of numbers from 0 to {count - 1}", cure=_CURE)
-        return self._with_last(lambda layer: layer in found, count)  # type: ignore[operator]
+        last = _numbers(key, found, count)
+        return self._with_last(lambda layer: layer in last, count)
+
+    def _exempt(self, config: Mapping[str, object], count: int) -> set[int]:
+        found = config.get(self.exempt) if self.exempt is not None else None
+        return set() if found is None else _numbers(str(self.exempt), found, count)
 
     def _counted(self, key: str, found: object, count: int) -> Sequence[str]:
         if type(found) is not int or not 0 <= found <= count:
@@ -123,6 +135,18 @@ class LayerTypes:
 
     def _with_last(self, is_last: Callable[[int], bool], count: int) -> Sequence[str]:
         return [self.types[-1] if is_last(layer) else self.types[0] for layer in range(count)]
+
+
+def _numbers(key: str, found: object, count: int) -> set[int]:
+    """Numbers of layers, of a config's list.
+
+    Raises:
+        LoraError: it is none.
+    """
+    whole = isinstance(found, Sequence) and not isinstance(found, str) and all(type(one) is int for one in found)
+    if not whole or any(not 0 <= one < count for one in found):  # type: ignore[attr-defined]
+        raise LoraError(f"config key {key!r}", reason=f"is no list of numbers from 0 to {count - 1}", cure=_CURE)
+    return set(found)  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from lora_plugins_sdk.adapter import LoraAdapter
-    from lora_plugins_sdk.base_tensors import BaseTensors
+    from lora_plugins_sdk.base_tensors import BaseCheckpoint, BaseTensors
     from lora_plugins_sdk.parallel_run import ParallelRun
     from lora_plugins_sdk.peft_files import PeftAdapter
 
@@ -95,7 +95,7 @@ class SelectedPlugin:
         """Full HF names of the projections to adapt."""
         return self._call("lora_normalize_targets", architecture=self.architecture, hf_config=hf_config, lora=lora)
 
-    def complete_row(self, row: ParamRow, facts: RunFacts) -> ParamRow:
+    def complete_row(self, row: ParamRow, hf_config: Mapping[str, object], facts: RunFacts) -> ParamRow:
         """The row with its gradient-sum group, PEFT name and serving names.
 
         Raises:
@@ -110,7 +110,7 @@ class SelectedPlugin:
             )
         row = replace(row, grad_sum_group=None if group == "none" else group)
         row = replace(row, hf_name=self._call("lora_hf_name", row=row))
-        return replace(row, serving_names=self._call("lora_serving_names", row=row))
+        return replace(row, serving_names=self._call("lora_serving_names", row=row, hf_config=hf_config))
 
     def attach_site(self, module: nn.Module, plan: SitePlan, lora: LoraConfig, run: ParallelRun) -> Any:
         """A removable handle on one patched host linear."""
@@ -164,6 +164,10 @@ class SelectedPlugin:
     def base_tensors(self, hf_config: Mapping[str, object], stored: BaseTensors) -> BaseTensors:
         """A checkpoint's tensors as declared."""
         return self._call("lora_base_tensors", architecture=self.architecture, hf_config=hf_config, stored=stored)
+
+    def published_base(self, base: BaseCheckpoint) -> BaseCheckpoint:
+        """A base of transformers as it is published."""
+        return self._call("lora_published_base", architecture=self.architecture, base=base)
 
     def after_attach(self, adapter: LoraAdapter) -> None:
         """Tell the observers."""

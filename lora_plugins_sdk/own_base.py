@@ -13,7 +13,7 @@ import torch
 from lora_plugins_sdk.agreement import from_all_ranks
 from lora_plugins_sdk.base_weights import base_layout, base_sources, local_parameters, local_value
 from lora_plugins_sdk.errors import Diagnostic
-from lora_plugins_sdk.peft_config import whole_weights
+from lora_plugins_sdk.peft_config import doubled_wholes, whole_weights
 
 if TYPE_CHECKING:
     from lora_plugins_sdk.adapter import LoraAdapter
@@ -33,6 +33,7 @@ def other_than_the_base(adapter: LoraAdapter, tensors: Mapping[str, torch.Tensor
     names = whole_weights(tensors)
     if not names:
         return
+    yield from doubled_wholes(tensors)
     given = _Given({hf: tensors[name] for name, hf in names.items()})
     said = {
         hf: why for verdicts in from_all_ranks(_compare(adapter, given), adapter.run) for hf, why in verdicts.items()

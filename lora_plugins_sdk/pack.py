@@ -31,8 +31,14 @@ SectionRows = Sequence[Sequence[int]]
 class Pack(Protocol):
     """Declares a layout; `resolve` turns it into numbers for one model and TP size."""
 
-    def resolve(self, dims: ModelDims, sections: SectionRows, tp: int) -> BlockLayout:
+    def resolve(self, dims: ModelDims, sections: SectionRows, tp: int, multiple: int = 1) -> BlockLayout:
         """Layout for projections whose sections have these HF row counts.
+
+        Args:
+            dims: sizes of the model.
+            sections: HF rows of each section of each projection.
+            tp: number of ranks that share them.
+            multiple: of a padded layout, what each rank's rows are rounded up to a multiple of.
 
         Raises:
             LoraError: TP does not divide the layout.
@@ -46,12 +52,13 @@ class Concat:
     plain case.
 
     Args:
-        pad: round the rows up to a multiple of the TP size (vocabulary); padding rows are zero and never exported.
+        pad: round the rows up to what TP and the run's `make_vocab_size_divisible_by` ask for (vocabulary); padding
+            rows are zero and never exported.
     """
 
     pad: bool = False
 
-    def resolve(self, dims: ModelDims, sections: SectionRows, tp: int) -> BlockLayout:
+    def resolve(self, dims: ModelDims, sections: SectionRows, tp: int, multiple: int = 1) -> BlockLayout:
         for count in (count for projection in sections for count in projection):
             if count % tp and not self.pad:
                 raise LoraError(
@@ -59,8 +66,19 @@ class Concat:
                     reason=f"does not divide a projection of {count} rows",
                     cure=f"use a tensor parallel size that divides {count}",
                 )
-        shares = [[-(-count // tp) for count in projection] for projection in sections]
+        multiple = multiple if self.pad else 1
+        shares = [[padded_share(count, tp, multiple) for count in projection] for projection in sections]
         return BlockLayout.in_order(blocks=tp, shares=shares, sections=sections)
+
+
+def pads(pack: Pack | None) -> bool:
+    """Whether a pack's rows are a vocabulary, which is padded."""
+    return isinstance(pack, Concat) and pack.pad
+
+
+def padded_share(count: int, ranks: int, multiple: int) -> int:
+    """What each of `ranks` holds of `count`: the least multiple of `multiple` with which all of them hold it."""
+    return -(-count // (ranks * multiple)) * multiple
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +99,7 @@ class QueryGroups:
         if self.gated_heads is not None:
             check_expression(self.gated_heads)
 
-    def resolve(self, dims: ModelDims, sections: SectionRows, tp: int) -> BlockLayout:
+    def resolve(self, dims: ModelDims, sections: SectionRows, tp: int, multiple: int = 1) -> BlockLayout:
         groups = dims.resolve(self.groups)
         if groups % tp:
             raise LoraError(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
+from lora_plugins_sdk.peft_names import factor_name
 from lora_plugins_sdk.targets import candidates
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def without_padding(adapter: PeftAdapter, architecture: Architecture, hf_config:
     tensors = dict(adapter.tensors)
     problems = []
     for one in candidates(architecture, hf_config):
-        name, padded_to = f"base_model.model.{one.hf}.lora_B.weight", one.projection.padded_to
+        name, padded_to = factor_name(one.hf, "B"), one.projection.padded_to
         if padded_to is None or name not in tensors or tensors[name].shape[:1] != (dims.resolve(padded_to),):
             continue
         rows, b = dims.resolve(one.projection.out_dim), tensors[name]

@@ -47,8 +47,11 @@ class ParallelRun:
         return cls(facts=RunFacts())
 
     @classmethod
-    def from_megatron(cls, *, sequence_parallel: bool = False) -> ParallelRun:
+    def from_megatron(cls, *, sequence_parallel: bool = False, make_vocab_size_divisible_by: int = 1) -> ParallelRun:
         """Read sizes, ranks and groups from megatron-core's initialised `parallel_state`.
+
+        Args:
+            sequence_parallel, make_vocab_size_divisible_by: as in :class:`RunFacts`; the groups do not tell them.
 
         Raises:
             LoraError: it is not initialised.
@@ -74,6 +77,7 @@ class ParallelRun:
                 ep=ep_group.size(),
                 etp=etp_group.size(),
                 sequence_parallel=sequence_parallel,
+                make_vocab_size_divisible_by=make_vocab_size_divisible_by,
             ),
             tp_rank=ps.get_tensor_model_parallel_rank(),
             pp_rank=ps.get_pipeline_model_parallel_rank(),

@@ -139,6 +139,18 @@ def whole_weights(names: Iterable[str]) -> dict[str, str]:
     }
 
 
+def doubled_wholes(names: Iterable[str]) -> Iterator[Diagnostic]:
+    """Whole weights that are there under two names: of two tensors for one weight either could be the trained one."""
+    first: dict[str, str] = {}
+    for name, hf in sorted(whole_weights(names).items()):
+        if first.setdefault(hf, name) != name:
+            yield Diagnostic(
+                subject=name,
+                reason=f"and {first[hf]} are both {hf}",
+                cure="save the adapter without whole weights (PEFT: save_embedding_layers=False)",
+            )
+
+
 def read_lora_config(config: Mapping[str, Any]) -> LoraConfig:
     """Rank, alpha and scale of a plain LoRA adapter.
 

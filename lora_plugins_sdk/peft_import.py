@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from lora_plugins_sdk.adapter import LoraAdapter, Model, adapter_of
+from lora_plugins_sdk.adapter_meta import engine_problems
 from lora_plugins_sdk.arguments import expect, expect_model
-from lora_plugins_sdk.defaults import PEFT_PREFIX
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 from lora_plugins_sdk.own_base import other_than_the_base
 from lora_plugins_sdk.padded_rows import without_padding
 from lora_plugins_sdk.peft_config import plain_lora_problems, whole_weights
 from lora_plugins_sdk.peft_files import PeftAdapter
+from lora_plugins_sdk.peft_names import factor_name
 from lora_plugins_sdk.scatter import scatter_factors
 from lora_plugins_sdk.site import packed_name
 from lora_plugins_sdk.table import ParamRow
@@ -58,12 +59,7 @@ def import_adapter(model: Model, saved: PeftAdapter) -> None:
 
 def _config_problems(adapter: LoraAdapter, saved: PeftAdapter) -> Iterator[Diagnostic]:
     lora, config = adapter.table.lora, saved.config
-    if saved.origin is not None and saved.origin.engine is not None:
-        yield Diagnostic(
-            subject="this adapter",
-            reason=f"is an export for {saved.origin.engine}, under names and targets of that engine's own",
-            cure="give the PEFT directory that it was exported from, or one made of it with `lora-plugins export`",
-        )
+    yield from engine_problems("this adapter", saved.origin)
     yield from plain_lora_problems(config)
     expected = {"r": lora.rank, "lora_alpha": lora.alpha}
     for key, value in expected.items():
@@ -105,7 +101,7 @@ def _tensor_problems(adapter: LoraAdapter, saved: PeftAdapter) -> Iterator[Diagn
 def _other_sharing(adapter: LoraAdapter, tensors: Mapping[str, torch.Tensor]) -> Iterator[Diagnostic]:
     """Experts saved one by one where the attached adapter has them together, or the other way round."""
     for row in adapter.table.rows:
-        name = f"{PEFT_PREFIX}{row.hf_module}.lora_{row.factor}.weight"
+        name = factor_name(row.hf_module, row.factor)
         other = name.format(expert=0) if row.packed else packed_name(name)
         if row.expert and other in tensors and row.hf_name.format(expert=0) not in tensors:
             sharing = "none" if row.packed else "outer"
@@ -119,7 +115,7 @@ def _other_sharing(adapter: LoraAdapter, tensors: Mapping[str, torch.Tensor]) ->
 
 def _pinned_content(fulls: Mapping[ParamRow, torch.Tensor]) -> Iterator[Diagnostic]:
     for row, full in fulls.items():
-        if row.pinned and row.factor == "B" and bool(full.any()):
+        if row.pinned and row.initially_zero and bool(full.any()):
             yield Diagnostic(
                 subject=row.hf_name,
                 reason=f"has a delta for {row.hf_module}, which this run holds at zero (pinned_modules): the policy "

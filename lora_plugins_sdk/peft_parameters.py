@@ -5,7 +5,9 @@ experts in one parameter `[experts, out, in]`, and PEFT gives the whole paramete
 expert, and one B `[out, r * experts]`, in which the experts of one rank are neighbours. Projections that share the
 parameter (gate and up) become one of the sum of their ranks, its B block-diagonal. The delta is the same. A stack of
 weights (`lora_plugins_sdk.stacks`) is such a parameter too. A router is no linear either: its factors keep their names
-and shapes, and the config names the parameter. So do those of a linear with padding rows, whose B has them zero.
+and shapes, and the config names the parameter. So do those of a linear whose name PEFT takes for the experts'
+(`Projection.name_taken`), and of one with padding rows, whose B has them zero. An embedding whose module does more than
+look up (`Projection.by_weight`) has its factors transposed and exchanged, as its weight is `[vocabulary, hidden]`.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ import torch
 from torch import Tensor
 
 from lora_plugins_sdk.architecture import Architecture
-from lora_plugins_sdk.defaults import PEFT_PREFIX
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.peft_files import PeftAdapter
-from lora_plugins_sdk.site import EXPERT, SiteKind, packed_name
+from lora_plugins_sdk.peft_names import PEFT_PREFIX, factor_name
+from lora_plugins_sdk.site import EXPERT, Projection, SiteKind, packed_name
 from lora_plugins_sdk.targets import Candidate, candidates
 
 
@@ -39,6 +41,7 @@ class HfParameter:
         experts: number of experts, or of the weights of a stack; 1 where the parameter is a plain matrix.
         padding: rows after those of the projections, to which no adapter adds anything.
         stack_shared: of a stack, the factor that its weights share, "A" or "B"; "" for everything else.
+        embedding: whether the parameter is an embedding's, `[in, out]`; `widths` is then the vocabulary.
     """
 
     name: str
@@ -47,6 +50,7 @@ class HfParameter:
     experts: int
     padding: int = 0
     stack_shared: str = ""
+    embedding: bool = False
 
     @property
     def module(self) -> str:
@@ -67,9 +71,13 @@ def hf_parameters(architecture: Architecture, hf_config: Mapping[str, object]) -
             found.setdefault(one.site.fused_hf.format(layer=one.layer), []).append(one)
         elif one.projection.stack is not None:
             found[one.hf] = [one]
-        elif one.site.method != "forward" or _padding(one, dims):
+        elif one.site.method != "forward" or _by_weight(one.projection) or _padding(one, dims):
             found[f"{one.hf}.weight"] = [one]
     return [_parameter(name, members, dims) for name, members in found.items()]
+
+
+def _by_weight(projection: Projection) -> bool:
+    return projection.by_weight or projection.name_taken
 
 
 def _parameter(name: str, members: Sequence[Candidate], dims: ModelDims) -> HfParameter:
@@ -81,10 +89,14 @@ def _parameter(name: str, members: Sequence[Candidate], dims: ModelDims) -> HfPa
     return HfParameter(
         name=name,
         projections=tuple(one.hf for one in members),
-        widths=tuple(dims.resolve(one.projection.out_dim) // beside for one in members),
+        widths=tuple(
+            dims.resolve(one.projection.in_dim if one.site.embedding else one.projection.out_dim) // beside
+            for one in members
+        ),
         experts=count,
         padding=_padding(first, dims),
         stack_shared=("A" if column else "B") if first.projection.stack is not None else "",
+        embedding=first.site.embedding,
     )
 
 
@@ -107,13 +119,13 @@ def to_parameters(adapter: PeftAdapter, parameters: Sequence[HfParameter]) -> Pe
         LoraError: a projection has factors for some of its experts only.
     """
     tensors = dict(adapter.tensors)
-    adapted = {one: [module for module in one.projections if _names(tensors, module, "A")] for one in parameters}
+    adapted = {one: [module for module in one.projections if _names(tensors, one, module, "A")] for one in parameters}
     adapted = {one: modules for one, modules in adapted.items() if modules}
     if not adapted:
         return adapter
     fused: dict[str, Tensor] = {}
     for parameter, prefix in _placed(adapted):
-        pairs = [_take_pair(tensors, module, parameter.experts) for module in adapted[parameter]]
+        pairs = [_take_pair(tensors, parameter, module) for module in adapted[parameter]]
         shape = pairs[0][0].shape
         held = dict(zip(adapted[parameter], (b for _, b in pairs), strict=True))
         blocks = [
@@ -180,7 +192,12 @@ def from_parameters(adapter: PeftAdapter, parameters: Sequence[HfParameter]) -> 
 
 def _as_saved(parameter: HfParameter, module: str, a: Tensor, b: Tensor) -> dict[str, Tensor]:
     """The factors `[experts, r, in]` and `[experts, out, r]` of a projection by the names that an adapter file has."""
-    pair, named = {"A": a, "B": b}, f"{PEFT_PREFIX}{module}.lora_{{}}.weight"
+    if parameter.embedding:
+        return {
+            factor_name(module, factor, embedding=True): tensor[0].t().contiguous()
+            for factor, tensor in (("A", b), ("B", a))
+        }
+    pair, named = {"A": a, "B": b}, factor_name(module, "{}")
     if not parameter.stack_shared:
         return {
             named.replace(EXPERT, str(expert)).format(factor): tensor[expert].contiguous()
@@ -211,21 +228,23 @@ def _placed(parameters: Iterable[HfParameter]) -> Iterator[tuple[HfParameter, st
             yield one, f"{PEFT_PREFIX}{module}{'.base_layer' * depth}"
 
 
-def _names(tensors: Mapping[str, Tensor], module: str, factor: str) -> list[str]:
+def _names(tensors: Mapping[str, Tensor], parameter: HfParameter, module: str, factor: str) -> list[str]:
     """Names of one factor of a projection's experts, packed or not, that are there."""
-    packed = f"{PEFT_PREFIX}{packed_name(module)}.lora_{factor}.weight"
+    packed = factor_name(packed_name(module), factor, embedding=parameter.embedding)
     if packed in tensors:
         return [packed]
-    each = re.compile(re.escape(f"{PEFT_PREFIX}{module}.lora_{factor}.weight").replace(re.escape(EXPERT), r"(\d+)"))
+    each = re.compile(re.escape(factor_name(module, factor)).replace(re.escape(EXPERT), r"(\d+)"))
     found = {int(match[1]): name for name in tensors if (match := each.fullmatch(name))}
     return [found[number] for number in sorted(found)]
 
 
-def _take_pair(tensors: dict[str, Tensor], module: str, experts: int) -> tuple[Tensor, Tensor]:
-    """A `[experts, r, in]` and B `[experts, out, r]` of one projection, taken out of `tensors`."""
-    pair = []
+def _take_pair(tensors: dict[str, Tensor], parameter: HfParameter, module: str) -> tuple[Tensor, Tensor]:
+    """A `[experts, r, in]` and B `[experts, out, r]` of one projection, taken out of `tensors`; those of an embedding's
+    weight, whose rows are the vocabulary.
+    """
+    experts, pair = parameter.experts, []
     for factor in "AB":
-        names = _names(tensors, module, factor)
+        names = _names(tensors, parameter, module, factor)
         parts = [tensors.pop(name) for name in names]
         whole = parts[0] if parts and parts[0].dim() == 3 else torch.stack(parts) if parts else torch.empty(0)
         if whole.shape[0] not in ((1, experts) if whole.dim() == 3 and len(parts) == 1 else (experts,)):
@@ -235,7 +254,7 @@ def _take_pair(tensors: dict[str, Tensor], module: str, experts: int) -> tuple[T
                 cure="export the adapter again",
             )
         pair.append(whole.expand(experts, *whole.shape[1:]))
-    return pair[0], pair[1]
+    return (pair[1].mT, pair[0].mT) if parameter.embedding else (pair[0], pair[1])
 
 
 def _module(name: str) -> str:

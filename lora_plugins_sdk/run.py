@@ -10,7 +10,7 @@ from lora_plugins_sdk.errors import Diagnostic, LoraError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """Sizes of the parallel dimensions of one training run.
+    """Sizes of the parallel dimensions of one training run, and how they lay it out.
 
     Routed experts are laid out apart from the rest of the model: the same ranks of a pipeline stage, tp * cp * dp of
     them, are then etp * ep * expert_dp.
@@ -23,6 +23,8 @@ class RunFacts:
         ep: expert parallel size: ranks that the routed experts are spread over.
         etp: tensor parallel size within one expert; the tensor parallel size when None, as in megatron-core.
         sequence_parallel: whether activations between TP regions are split along the sequence.
+        make_vocab_size_divisible_by: where the model pads its vocabulary further than to a multiple of `tp`,
+            Megatron-LM's number of that name: rows are rounded up to a multiple of it times `tp`.
 
     Raises:
         LoraError: a size below 1, expert sizes that do not divide a stage's ranks, or sequence parallelism without
@@ -36,16 +38,17 @@ class RunFacts:
     ep: int = 1
     etp: int = None  # type: ignore[assignment]
     sequence_parallel: bool = False
+    make_vocab_size_divisible_by: int = 1
 
     def __post_init__(self) -> None:
         if self.etp is None:
             object.__setattr__(self, "etp", self.tp)
         for one in fields(self):
             value = getattr(self, one.name)
-            if one.name != "sequence_parallel" and (not isinstance(value, int) or value < 1):
+            if one.name != "sequence_parallel" and (type(value) is not int or value < 1):
                 raise LoraError(
                     one.name,
-                    reason=f"parallel size {value!r} is not a positive integer",
+                    reason=f"{value!r} is not a positive integer",
                     cure="use 1 or more",
                 )
         if self.sequence_parallel and self.tp == 1:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from lora_plugins_sdk.factors import LoraFactors
-from lora_plugins_sdk.pack import Concat
+from lora_plugins_sdk.pack import pads
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.table import ParamRow
 
@@ -73,12 +73,12 @@ def _sharded(factors: LoraFactors, name: str, row: ParamRow, run: ParallelRun, p
     stored = factors.stored(name)
     # megatron-core takes a layer's number out of the key and makes it a dimension over all layers; targets may be some.
     key = f"{prefix}{name}" if row.layer is None else f"{prefix}{name}.{row.layer}"
-    pack = factors.plan.site.pack
+    pack, padded = factors.plan.site.pack, "A" if row.embedding else "B"
     make = partial(
         ShardedTensor.from_rank_offsets,
         replica_id=_replica(row, run),
         # Ranks of another number pad a vocabulary otherwise.
-        allow_shape_mismatch=row.factor == "B" and isinstance(pack, Concat) and pack.pad,
+        allow_shape_mismatch=row.factor == padded and pads(pack),
     )
     offsets = list(_offsets(row, run))
     if len(row.sections) == 1:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from lora_plugins_sdk.block_layout import Section, slabs_of
 from lora_plugins_sdk.table import ParamRow
@@ -23,7 +24,7 @@ class Place(Protocol):
 
 
 def shard(row: ParamRow, full: torch.Tensor, place: Place) -> torch.Tensor:
-    """This rank's part `row.local_shape` of a full factor in HF order; host padding rows are zero."""
+    """This rank's part `row.local_shape` of a full factor in HF order; host padding is zero."""
     if row.expert_dim == 0:
         mine = local_experts(row, place)
         full = full[mine.start : mine.stop]
@@ -40,9 +41,10 @@ def local_experts(row: ParamRow, place: Place) -> range:
 def tensor_parallel_part(row: ParamRow, full: torch.Tensor, place: Place) -> torch.Tensor:
     """This rank's part of the rows or columns of a factor that has its experts already."""
     rank = place.etp_rank if row.expert else place.tp_rank
-    if _splits_columns(row):
-        width = row.local_shape[-1]
-        return full[..., rank * width : (rank + 1) * width]
+    if _parts_columns(row):
+        width, at = row.local_shape[-1], rank if _splits_columns(row) else 0
+        part = full[..., at * width : (at + 1) * width]
+        return nn.functional.pad(part, (0, width - part.shape[-1])) if part.shape[-1] < width else part
 
     def read(start: int, stop: int) -> torch.Tensor:
         return full[..., start:stop, :]
@@ -57,8 +59,10 @@ def unshard(row: ParamRow, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         row: the factor.
         parts: of each rank; of any one rank where every rank holds the whole. All experts, or the local ones.
     """
-    if _splits_columns(row):
-        return torch.cat(list(parts), dim=-1)
+    if _parts_columns(row):
+        whole = torch.cat(list(parts) if _splits_columns(row) else [parts[0]], dim=-1)
+        # Of a padded vocabulary the padding goes; in new memory.
+        return whole if whole.shape[-1] == row.full_shape[-1] else whole[..., : row.full_shape[-1]].contiguous()
     full = parts[0].new_empty(*parts[0].shape[:-2], *row.full_shape[-2:])
     for rank, part in enumerate(parts):
         for slab in slabs_of(row.sections, _row_rank(row, rank)):
@@ -87,6 +91,11 @@ def local_rows(
             part = torch.cat([part, part.new_zeros(shape)], dim)
         parts.append(part)
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def _parts_columns(row: ParamRow) -> bool:
+    """Whether ranks hold other columns than HF has: TP splits them, or they are a vocabulary's, with its padding."""
+    return _splits_columns(row) or row.local_shape[-1] != row.full_shape[-1]
 
 
 def _splits_columns(row: ParamRow) -> bool:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from lora_plugins_sdk.dims import ModelDims, check_expression
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.layers import OnlyLayers
-from lora_plugins_sdk.pack import Concat, Pack
+from lora_plugins_sdk.pack import Concat, Pack, pads
 
 EXPERT = "{expert}"
 """Stands for the expert's number in the names of what each routed expert has."""
@@ -64,6 +64,10 @@ class Projection:
             the host's. One factor is each weight's own, the other shared (see `lora_plugins_sdk.stacks`).
         padded_to: where HF's linear has further rows that belong to nothing (a padded vocabulary), its rows with them
             (likewise); None where it has `out_dim`. Exports have no rows for padding; imports take it where it is zero.
+        by_weight: HF's module does more than this projection (a norm after the lookup), so that PEFT's delta on the
+            module's output would be another: PEFT must target the weight as a parameter.
+        name_taken: in this model PEFT takes every module of this name for one of the routed experts', as it renames
+            targets of models whose experts transformers has fused: PEFT must target the weight as a parameter.
 
     Raises:
         LoraError: another placeholder, or a width that is no integer expression.
@@ -75,6 +79,8 @@ class Projection:
     sections: tuple[str, ...] = ()
     stack: str | None = None
     padded_to: str | None = None
+    by_weight: bool = False
+    name_taken: bool = False
 
     def __post_init__(self) -> None:
         check_path(self.hf, expert=True)
@@ -127,7 +133,8 @@ class Site:
         path: host module path; `{layer}` stands for the layer number.
         kind: how TP splits the weight.
         projections: the HF projections that the weight packs, in host order.
-        pack: layout of those projections within the weight (COLUMN only; others hold one projection as it is).
+        pack: layout of those projections within the weight (COLUMN only; others hold one projection as it is). Of an
+            embedding: `Concat(pad=True)` for a vocabulary that TP does not divide.
         fused_norm: the module normalises its input itself; the branch reads the normed input.
         region: part of a multimodal model, matched against `LoraConfig.scope`.
         layers: the layers that have it, where layers are of several types; every layer when None.
@@ -140,10 +147,13 @@ class Site:
             `forward(x, m_splits)` with tokens sorted by expert.
         fused_hf: HF tensor that may hold the weights of all experts in place of one tensor each, `[experts, out, in]`,
             projections one after the other along `out`.
+        embedding: the host module looks token ids up in a weight `[vocabulary, hidden]` that TP splits by its rows:
+            the linear of a one-hot input, so a ROW site with `in_dim` the vocabulary and `out_dim` the hidden size.
 
     Raises:
         LoraError: another placeholder, no projection, several on a site that is not COLUMN, a declaration of experts
-            that contradicts itself, layers for a path without `{layer}`, or a fused norm outside the forward.
+            or of an embedding that contradicts itself, layers for a path without `{layer}`, or a fused norm outside
+            the forward.
     """
 
     path: str
@@ -158,10 +168,12 @@ class Site:
     tied: Tied | None = None
     experts: str | None = None
     fused_hf: str | None = None
+    embedding: bool = False
 
     def __post_init__(self) -> None:
         check_path(self.path)
         self._check_experts()
+        self._check_embedding()
         if not self.projections or (self.kind is not SiteKind.COLUMN and len(self.projections) > 1):
             raise LoraError(
                 f"site {self.path!r}",
@@ -214,6 +226,21 @@ class Site:
             )
         if problem:
             raise LoraError(f"site {self.path!r}", reason=problem[0], cure=problem[1])
+
+    def _check_embedding(self) -> None:
+        linear = self.kind is not SiteKind.ROW or self.per_layer or self.experts or self.fused_norm
+        more = any(one.stack or one.sections or one.padded_to for one in self.projections)
+        if self.embedding and (linear or more or self.all_linear or self.method != "forward"):
+            raise LoraError(
+                f"site {self.path!r}",
+                reason="is an embedding together with what no embedding has",
+                cure="declare it ROW, once, with all_linear=False and nothing but a pack and `tied`",
+            )
+
+    @property
+    def pads_input(self) -> bool:
+        """Whether the input is a padded vocabulary."""
+        return self.embedding and pads(self.pack)
 
     @property
     def name(self) -> str:

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from lora_plugins_sdk.config import LoraConfig
+from lora_plugins_sdk.embedding_host import check_embedding_host, patched_embedding_forward
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.expert_host import check_expert_host, patched_expert_forward
 from lora_plugins_sdk.factors import LoraFactors
+from lora_plugins_sdk.host_weight import check_weight_shape
 from lora_plugins_sdk.input_gradient import BranchInput
 from lora_plugins_sdk.pack import QueryGroups
 from lora_plugins_sdk.parallel_run import ParallelRun
@@ -28,7 +30,8 @@ class SiteHandle:
 
     The host's contract: `forward(x, ...)` returns `(output, bias)`; with a fused norm and `return_layernorm_output`
     set, as in Transformer Engine, `((output, normed input), bias)`. The patched forward returns `(output, bias)`
-    always. A grouped linear of experts is called as `forward(x, m_splits)`. Where the linear is another method of the
+    always. A grouped linear of experts is called as `forward(x, m_splits)`, an embedding as
+    `forward(ids)`, which returns the output alone. Where the linear is another method of the
     module (`Site.method`), that method is patched in place of the forward: it takes the input and returns the output
     alone.
 
@@ -64,6 +67,8 @@ class SiteHandle:
         self._before: dict[str, Any] = {}
         if plan.site.experts:
             patched = patched_expert_forward(module.forward, self.factors, delta)
+        elif plan.site.embedding:
+            patched = patched_embedding_forward(module.forward, self.factors, delta)
         elif plan.site.method == "forward":
             patched = _patched_forward(module.forward, self.factors, delta, plan.site.fused_norm)
         else:
@@ -103,16 +108,12 @@ def check_host(module: nn.Module, plan: SitePlan, facts: RunFacts) -> None:
     if plan.site.experts:
         check_expert_host(module, plan, facts)
         return
+    if plan.site.embedding:
+        check_embedding_host(module, plan, facts)
+        return
     weight = getattr(module, "weight", None)
     if plan.site.tied is None or weight is not None:
-        expected = host_weight_shape(plan, facts.tp)
-        shape = tuple(weight.shape) if isinstance(weight, torch.Tensor) else None
-        if shape != expected:
-            raise LoraError(
-                where,
-                reason=f"its weight has shape {shape}, the HF config and run give {expected}",
-                cure="attach with the config.json and the parallel sizes that the model was built with",
-            )
+        check_weight_shape(module, plan, host_weight_shape(plan, facts.tp), facts)
     if not callable(getattr(module, plan.site.method, None)):
         raise LoraError(
             where,

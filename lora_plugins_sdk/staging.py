@@ -65,8 +65,19 @@ def refuse_output(output: Path, *, replace: bool = False) -> None:
     """
     if os.path.lexists(output) and not (replace and output.is_dir() and not output.is_symlink()):
         raise LoraError(str(output), reason="exists already", cure="give a new directory, or remove this one first")
-    if not os.path.isdir(output.parent):
-        raise LoraError(str(output), reason=f"{output.parent} is not a directory", cure="make its parent first")
+    if problem := directory_problem(output.parent):
+        raise LoraError(
+            str(output),
+            reason=f"its parent {output.parent}: {problem}",
+            cure="give a place in a directory that is there, or make this one first",
+        )
+
+
+def directory_problem(path: Path) -> str | None:
+    """Why a path is no directory: nothing is there, or something else; None where it is one."""
+    if os.path.isdir(path):
+        return None
+    return "is not a directory" if os.path.lexists(path) else "no such directory"
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from lora_plugins_sdk.block_layout import BlockLayout, Section
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
+from lora_plugins_sdk.pack import padded_share
 from lora_plugins_sdk.region import ExpertRegion, Region, region_of
 from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.site import Site, SiteKind, packed_name
@@ -44,13 +45,14 @@ class ParamRow:
         expert_dim: dimension that EP splits; -1 when every such rank holds it whole.
         grad_sum_group: group over which the gradient is summed once per step; None when each rank has it complete.
         expert: whether the factor belongs to routed experts.
+        embedding: whether it belongs to an embedding, whose `in` is the vocabulary.
         pinned: whether the run holds the projection at zero; it is then stored apart and trained by nothing.
         packed: whether an adapter file holds the factor of all experts as one tensor, not one tensor each.
         stack: number of HF weights that lie side by side in the host's; 0 where HF has one.
         stack_dim: dimension of the factor along which they lie; -1 for a factor that they share.
         init_key: what the initial values depend on, with the seed and nothing else; with `{expert}`, each expert's.
         hf_name: tensor name in a PEFT adapter file; with `{expert}`, each expert's.
-        serving_names: tensor name per engine.
+        serving_names: tensor name per engine that serves LoRA there; with `{expert}`, each expert's.
         dtype: storage dtype.
     """
 
@@ -67,6 +69,7 @@ class ParamRow:
     expert_dim: int
     grad_sum_group: str | None
     expert: bool
+    embedding: bool
     pinned: bool
     packed: bool
     stack: int
@@ -75,6 +78,11 @@ class ParamRow:
     hf_name: str
     serving_names: Mapping[str, str] = field(hash=False)
     dtype: str
+
+    @property
+    def initially_zero(self) -> bool:
+        """Whether this is the factor that makes a fresh pair's product zero: B, and A of an embedding."""
+        return (self.factor == "B") != self.embedding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,7 +183,7 @@ def derive_table(
         members = list(group)
         adapted = [index for index, one in enumerate(members) if one.hf in wanted]
         if adapted:
-            plans.append(_plan(plugin, site, layer, members, adapted, pinned, dims, lora, facts))
+            plans.append(_plan(plugin, site, layer, members, adapted, pinned, dims, hf_config, lora, facts))
     if lora.expert_sharing != "none" and not any(plan.site.experts for plan in plans):
         raise LoraError(
             f"expert_sharing={lora.expert_sharing!r}",
@@ -198,18 +206,19 @@ def _shared_names(table: ParameterTable) -> list[Diagnostic]:
     ]
 
 
-def site_layout(site: Site, dims: ModelDims, tp: int) -> BlockLayout:
+def site_layout(site: Site, dims: ModelDims, facts: RunFacts) -> BlockLayout:
     """Row layout of a site's full host weight.
 
     Raises:
         LoraError: TP does not divide it, or a projection's sections are not as many rows as it has.
     """
+    tp = tensor_parallel_size(site, facts)
     sections = [projection.section_rows(dims) for projection in site.projections]
     if site.kind is SiteKind.COLUMN:
-        return site.pack.resolve(dims, sections, tp)
+        return site.pack.resolve(dims, sections, tp, facts.make_vocab_size_divisible_by)
     assert len(sections) == 1, "only a COLUMN site packs several projections"
     width = dims.resolve(site.projections[0].in_dim)
-    if site.kind is SiteKind.ROW and width % tp:
+    if site.kind is SiteKind.ROW and width % tp and not site.pads_input:
         raise LoraError(
             f"tensor parallel size {tp}",
             reason=f"does not divide the {width} input columns of {site.name}",
@@ -231,11 +240,12 @@ def _plan(
     adapted: list[int],
     pinned: frozenset[str],
     dims: ModelDims,
+    hf_config: Mapping[str, object],
     lora: LoraConfig,
     facts: RunFacts,
 ) -> SitePlan:
     tp = tensor_parallel_size(site, facts)
-    layout = site_layout(site, dims, tp)
+    layout = site_layout(site, dims, facts)
     region = ExpertRegion(etp=facts.etp, ep=facts.ep) if site.experts else region_of(site.kind, facts)
     experts = dims.resolve(site.experts) if site.experts else None
     rows: list[ParamRow] = []
@@ -251,7 +261,8 @@ def _plan(
             full: tuple[int, ...] = (lora.rank, width) if factor == "A" else (out, lora.rank)
             if factor == "A":
                 sections: tuple[Section, ...] = (Section(hf=lora.rank, local=lora.rank),)
-                local: tuple[int, ...] = (lora.rank, width // (tp if split_columns else 1))
+                multiple = facts.make_vocab_size_divisible_by if site.pads_input else 1
+                local: tuple[int, ...] = (lora.rank, padded_share(width, tp if split_columns else 1, multiple))
             else:
                 sections = layout.split(index, tp if site.kind is SiteKind.COLUMN else 1)
                 local = (sum(section.local for section in sections), lora.rank)
@@ -285,6 +296,7 @@ def _plan(
                 expert_dim=expert_dim,
                 grad_sum_group=group,
                 expert=experts is not None,
+                embedding=site.embedding,
                 pinned=member.hf in pinned,
                 packed=experts is not None and lora.expert_sharing == "outer",
                 stack=stacked,
@@ -294,7 +306,7 @@ def _plan(
                 serving_names={},
                 dtype=lora.dtype,
             )
-            rows.append(plugin.complete_row(row, facts))
+            rows.append(plugin.complete_row(row, hf_config, facts))
     return SitePlan(site=site, layer=layer, rows=tuple(rows), adapted=tuple(adapted), layout=layout, region=region)
 
 

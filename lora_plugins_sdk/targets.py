@@ -48,7 +48,8 @@ class Candidate:
 
 
 def candidates(architecture: Architecture, hf_config: Mapping[str, object]) -> list[Candidate]:
-    """Every projection that the model has, site by site within each layer, under the names of its own checkpoint.
+    """Every projection that the model has, under the names of its own checkpoint: the embedding, site by site within
+    each layer, then what else exists once.
 
     Raises:
         LoraError: the config is another model's, its number of layers is none, or it does not say of which type they
@@ -58,11 +59,11 @@ def candidates(architecture: Architecture, hf_config: Mapping[str, object]) -> l
     count = number_of_layers(dims, architecture.num_layers)
     sites = architecture.of_config(hf_config).sites
     layers = [layers_with(site.path, site.layers, dims, count) for site in sites]
-    places = [
+    places = [(site, None) for site in sites if site.embedding] + [
         (site, layer)
         for layer in (*range(count), None)
         for site, present in zip(sites, map(set, layers), strict=True)
-        if layer in present
+        if layer in present and not site.embedding
     ]
     return [
         Candidate(site=site, projection=projection, layer=layer)

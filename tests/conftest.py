@@ -1,10 +1,11 @@
-"""Fixtures for the tests of discovery, the command line and packaging."""
+"""Fixtures for the tests of discovery, the command line and packaging; and the order in which all test files start."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,16 @@ def lora_register_architectures():
     site = Site(path="decoder.layers.{layer}.linear_fc2", kind=SiteKind.ROW, projections=(down,))
     return [Architecture(name="toy", model_types=("toy_model",), sites=(site,))]
 """
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that may take longest come first: the last of several workers would be alone with them at the end."""
+    seconds: defaultdict[Path, float] = defaultdict(float)
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        slow = item.get_closest_marker("slow") is not None
+        seconds[item.path] += (limit.args[0] if limit and limit.args else 300) / 10 if slow else 0.5
+    items.sort(key=lambda item: -seconds[item.path])
 
 
 @dataclass(frozen=True)

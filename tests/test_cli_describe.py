@@ -86,6 +86,18 @@ def test_layers_that_differ_are_not_folded() -> None:
     assert [cells[0] for cells in table_rows(table)] == ["0, 2", "0, 2"]
 
 
+def test_a_padded_vocabulary(lora_plugins, config: str) -> None:
+    """The local part of head and embedding has the padding that the trainer's model has: 300 rows are 512."""
+    rows = json.loads(
+        lora_plugins(
+            *("describe", "qwen3", "--hf-config", config, "--tp", "2", "--make-vocab-size-divisible-by", "128"),
+            *("--targets", "lm_head,embed_tokens", "--rank", "4", "--format", "json"),
+        ).out
+    )["rows"]
+    shapes = {one["hf_name"].removeprefix("base_model.model."): one["local_shape"] for one in rows}
+    assert shapes["model.embed_tokens.lora_embedding_A"] == [4, 256] and shapes["lm_head.lora_B.weight"] == [256, 4]
+
+
 def test_a_directory_serves_as_hf_config(lora_plugins, config: str) -> None:
     assert lora_plugins("describe", "qwen3", "--hf-config", str(Path(config).parent)).code == 0
 
@@ -109,7 +121,7 @@ def test_a_plugin_file_can_be_described(lora_plugins, tmp_path: Path, toy_plugin
         (["--alpha", "0"], "alpha=0.0: the delta would vanish"),
         (["--tp", "3"], "tensor parallel size 3: does not divide"),
         (["--pp", "2"], "pipeline parallel size 2: does not divide the model's 3 layers"),
-        (["--tp", "0"], "tp: parallel size 0 is not a positive integer"),
+        (["--tp", "0"], "tp: 0 is not a positive integer"),
         (["--sp"], "sequence_parallel: has no effect with tensor parallel size 1"),
         (["--targets", "q_prj"], "target 'q_prj': matches no projection of this model -> did you mean 'q_proj'?"),
         (["--targets", ""], "target_modules: names no module"),

@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -69,6 +70,7 @@ Path("adapter/adapter_config.json").write_text(json.dumps(config))
 """,
     "writing-a-plugin.md": 'import json\n\nconfig = json.load(open("config.json"))\n',
 }
+PRELUDES["own-trainer.md"] = PRELUDES["README.md"]
 # What the page's code must have done.
 CHECKS = {
     "README.md": """
@@ -77,6 +79,9 @@ saved = load_file("adapter/adapter_model.safetensors")
 assert len(saved) == 2 * 7 * 2 and all(tensor.abs().sum() > 0 for tensor in saved.values())
 base = [weight for name, weight in model.named_parameters() if ".lora." not in name]
 assert all(torch.equal(was, now) for was, now in zip(before, base, strict=True))
+""",
+    "own-trainer.md": """
+assert len(exported.tensors) == 2 * 7 * 2 and all(tensor.abs().sum() > 0 for tensor in exported.tensors.values())
 """,
     "adapters.md": "assert report.folds == 1 and Path('merged-in-python/config.json').exists()",
 }
@@ -172,6 +177,24 @@ def test_commands_exist_and_lora_plugins_commands_succeed(page: Path, tmp_path: 
             assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), arguments
         else:
             pytest.fail(f"{page.name} shows `{program}`, which this test does not know how to check")
+
+
+def test_the_plugin_of_the_guide_is_a_package_that_installs(tmp_path: Path) -> None:
+    write_files(ROOT / "docs" / "writing-a-plugin.md", tmp_path)  # its tests and configs too, as in the reader's folder
+    build = "import hatchling.build; print(hatchling.build.build_wheel('.'))"
+    made = subprocess.run([sys.executable, "-c", build], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert made.returncode == 0, made.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as package:
+        names = [name for name in package.namelist() if ".dist-info/" not in name]
+        package.extractall(tmp_path / "site")
+    assert names == ["my_llama.py"]
+    code = "from lora_plugins_sdk.cli import main; main()"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *sys.path])}
+    listed = subprocess.run(
+        [sys.executable, "-P", "-c", code, "list"], capture_output=True, text=True, env=environ, timeout=60
+    )
+    assert re.search(r"^my_llama +ok +my_llama +llama ", listed.stdout, re.MULTILINE), listed.stdout + listed.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

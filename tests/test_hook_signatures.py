@@ -9,14 +9,14 @@ from lora_plugins_sdk import HOOKSPEC_API, hookspecs
 
 # Frozen for one version of the API. A new hook or argument: add it here and raise the second number. A removal or a new
 # meaning: raise the first.
-API = (1, 1)
+API = (1, 3)
 SIGNATURES = {
     "lora_register_architectures": "",
     "lora_validate_run": "architecture, hf_config, lora, facts",
     "lora_normalize_targets": "architecture, hf_config, lora",
     "lora_grad_sum_groups": "row, facts",
     "lora_hf_name": "row",
-    "lora_serving_names": "row",
+    "lora_serving_names": "row, hf_config",
     "lora_site_delta": "plan, run",
     "lora_attach_site": "module, plan, lora, run, delta",
     "lora_export_tensor": "row, tensor",
@@ -24,6 +24,7 @@ SIGNATURES = {
     "lora_build_model": "architecture, hf_config, run, dtype, overrides",
     "lora_base_weights": "architecture, hf_config",
     "lora_base_tensors": "architecture, hf_config, stored",
+    "lora_published_base": "architecture, base",
     "lora_read_adapter": "architecture, hf_config, saved",
     "lora_after_attach": "adapter",
     "lora_after_export": "tensors, config",
@@ -41,6 +42,7 @@ FIRST_RESULT = {
     "lora_build_model",
     "lora_base_weights",
     "lora_base_tensors",
+    "lora_published_base",
     "lora_read_adapter",
 }
 

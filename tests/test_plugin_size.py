@@ -39,7 +39,7 @@ def test_what_counts() -> None:
     assert code_lines(source) == 5
 
 
-@pytest.mark.parametrize(("plugin", "most"), [("inkling", 150), ("qwen3", 150)])
+@pytest.mark.parametrize(("plugin", "most"), [("inkling", 150), ("qwen3", 150), ("qwen3_moe", 150)])
 def test_a_plugin_without_its_model_is_small(plugin: str, most: int) -> None:
     """`model.py` and `model/` build the base on megatron-core, which has nothing to do with LoRA."""
     package = PLUGINS / plugin / f"lora_plugin_{plugin}"

@@ -24,15 +24,11 @@ app = typer.Typer(
 ConfigFile = Annotated[
     Path, typer.Argument(metavar="CONFIG.toml", help="Training config; `lora-grpo options` lists what it may hold.")
 ]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override one option, e.g. `--set optimizer.lr=1e-4`. Values are TOML; text without quotes is a string. "
-        "May be repeated.",
-    ),
-]
+_OVERRIDE_HELP = (
+    "Override one option, e.g. `--set optimizer.lr=1e-4`. Values are TOML; text without quotes is a string. "
+    "May be repeated."
+)
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=_OVERRIDE_HELP)]
 
 
 @app.callback()
@@ -86,6 +82,11 @@ def train(
     from lora_harness.config import load_config
     from lora_harness.report import refuse_used_output
 
+    if load_weights_only:
+        from lora_harness.start import refuse_unnamed_weights
+
+        # Before the output: a used one would tell to add another --resume.
+        refuse_unnamed_weights(resume, weights_only=True)
     loaded = load_config(config, overrides or ())
     if resume is None:
         refuse_used_output(loaded.output)
@@ -115,9 +116,10 @@ def evaluate(
 
     loaded = load_config(config, overrides or ())
     if adapter is not None and not (adapter / "adapter_config.json").is_file():
-        raise LoraError(
-            f"--adapter {adapter}", reason="has no adapter_config.json", cure="give a PEFT directory, e.g. RUN/adapter"
-        )
+        from lora_plugins_sdk.staging import directory_problem
+
+        reason = directory_problem(adapter) or "has no adapter_config.json"
+        raise LoraError(f"--adapter {adapter}", reason=reason, cure="give a PEFT directory, e.g. RUN/adapter")
     from lora_harness.evaluate import run_evaluation
 
     run_evaluation(loaded, adapter=adapter)
@@ -163,7 +165,15 @@ def quickstart(
     ] = "qwen3",
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps. [as many as the task needs]")] = None,
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help=f"{_OVERRIDE_HELP} Not for `model.path` and `task`, which are made, nor for what has an option here: "
+            "`output`, `seed`, `steps`, `rollout.engine`, `rollout.mode`, `rollout.sglang.python`.",
+        ),
+    ] = None,
 ) -> None:
     """From nothing to a trained adapter in minutes, on a CPU.
 

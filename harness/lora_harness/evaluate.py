@@ -21,6 +21,8 @@ from lora_harness.rollouts import request_seed
 from lora_harness.tasks import build_task
 from lora_plugins_sdk import LoraError, read_adapter, write_adapter
 from lora_plugins_sdk.adapter_files import INDEX_FILE
+from lora_plugins_sdk.adapter_meta import engine_problems
+from lora_plugins_sdk.errors import raise_if_any
 from lora_plugins_sdk.offline.adapter import in_hf_names
 from lora_plugins_sdk.peft_parameters import to_parameters
 
@@ -108,6 +110,7 @@ def load_policy(config: TrainConfig, adapter: Path | None) -> Any:
     from peft import PeftModel
 
     given = read_adapter(adapter)
+    raise_if_any("PEFT cannot read this adapter:", engine_problems(str(adapter), given.origin))
     # Factors of experts that the HF model keeps in one parameter; anything else is read from where it lies.
     named = in_hf_names(given, config.model.path, plugin=config.model.plugin)
     readable = to_parameters(named, hf_traits(config.model.path, config.model.plugin).parameters)

@@ -37,19 +37,28 @@ def on_first_rank(work: Callable[[], T]) -> T:
     return _unwrap(answer[0])
 
 
-def on_every_rank(work: Callable[[], T]) -> T:
-    """Do something that needs no other rank on each; returns this rank's answer. Collective over all ranks.
+def from_every_rank(work: Callable[[], T]) -> list[T]:
+    """Do something on each rank; every rank gets all answers, in the order of ranks. Collective over all ranks.
+
+    Args:
+        work: its answer can be pickled. It needs no other rank, or fails on all ranks if on one.
 
     Raises:
         LoraError: on every rank, what the first rank that failed raised.
     """
-    mine = _try(work)
-    errors: list[LoraError | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(errors, mine if isinstance(mine, LoraError) else None)
-    for error in errors:
-        if error is not None:
-            raise error
-    return _unwrap(mine)
+    if is_alone():
+        return [work()]
+    answers: list[Any] = [None] * dist.get_world_size()
+    # Raised after the exchange: ranks that succeeded would wait for this one otherwise.
+    dist.all_gather_object(answers, _try(work))
+    return [_unwrap(one) for one in answers]
+
+
+def on_every_rank(work: Callable[[], T]) -> T:
+    """As `from_every_rank`, but each rank gets its own answer alone, which may be anything."""
+    mine: list[T] = []
+    from_every_rank(lambda: mine.append(work()))
+    return mine[0]
 
 
 def _try(work: Callable[[], T]) -> T | LoraError:

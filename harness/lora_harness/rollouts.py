@@ -12,8 +12,8 @@ import torch.distributed as dist
 from lora_harness.batch import DrawnSequence
 from lora_harness.engines.base import Completion, GenerationRequest, RolloutEngine, SamplingParams
 from lora_harness.prompts import PromptEncoder
+from lora_harness.ranks import from_every_rank, on_every_rank
 from lora_harness.tasks import Example, Task
-from lora_plugins_sdk import LoraError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,27 +78,20 @@ class RolloutCollector:
         """
         places = [(prompt, sample) for prompt in range(len(examples)) for sample in range(samples)]
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        mine: list[Rollout] | LoraError
-        try:
-            mine = self._serve(examples, places[rank::ranks], sampling, occasion)
-        except LoraError as error:
-            # Raised after the exchange: ranks that succeeded would wait for this one otherwise.
-            mine = error
-        shares: list[Any] = [None] * ranks
-        dist.all_gather_object(shares, mine)
-        for share in shares:
-            if isinstance(share, LoraError):
-                raise share
+        mine = places[rank::ranks]
+        # Drawing may take all ranks, so that each says first whether it has something to ask.
+        requests = on_every_rank(lambda: self._requests(examples, mine, sampling, occasion))
+        shares = from_every_rank(lambda: self._serve(examples, mine, requests))
         ordered: list[Any] = [None] * len(places)
         for index, share in enumerate(shares):
             ordered[index::ranks] = share
         return [ordered[start : start + samples] for start in range(0, len(ordered), samples)]
 
-    def _serve(
+    def _requests(
         self, examples: Sequence[Example], places: list[tuple[int, int]], sampling: SamplingParams, occasion: str
-    ) -> list[Rollout]:
+    ) -> list[GenerationRequest]:
         prompts = {prompt: self._encoder.encode(examples[prompt]) for prompt in {place[0] for place in places}}
-        requests = [
+        return [
             GenerationRequest(
                 prompt_ids=prompts[prompt],
                 sampling=sampling,
@@ -106,12 +99,16 @@ class RolloutCollector:
             )
             for prompt, sample in places
         ]
+
+    def _serve(
+        self, examples: Sequence[Example], places: list[tuple[int, int]], requests: list[GenerationRequest]
+    ) -> list[Rollout]:
         rollouts = []
-        for (prompt, _), completion in zip(places, self._engine.generate(requests), strict=True):
+        for (prompt, _), request, completion in zip(places, requests, self._engine.generate(requests), strict=True):
             text = self._encoder.decode(completion.token_ids)
             rollouts.append(
                 Rollout(
-                    prompt_ids=prompts[prompt],
+                    prompt_ids=request.prompt_ids,
                     completion=completion,
                     text=text,
                     reward=self._task.score(examples[prompt], text),

@@ -64,6 +64,21 @@ class Start:
         return "no checkpoint to resume from: starting anew" if self.resume_at == 0 else None
 
 
+def refuse_unnamed_weights(resume: str | None, *, weights_only: bool) -> None:
+    """Refuse to take the weights alone of a checkpoint that no path names.
+
+    Args:
+        resume, weights_only: as for `choose_start`.
+
+    Raises:
+        LoraError: it is so.
+    """
+    if weights_only and resume in (None, AUTO):
+        raise LoraError(
+            "--load-weights-only", reason="begins a new run from a checkpoint", cure="name it: --resume PATH"
+        )
+
+
 def choose_start(
     config: TrainConfig, facts: RunFacts, prompts: Sequence[Example], *, resume: str | None, weights_only: bool
 ) -> Start:
@@ -81,10 +96,7 @@ def choose_start(
         LoraError: nothing to resume at that path; everything in which the checkpoint differs from the run; the output
             holds another run; or the warm-start adapter belongs to another base.
     """
-    if weights_only and resume in (None, AUTO):
-        raise LoraError(
-            "--load-weights-only", reason="begins a new run from a checkpoint", cure="name it: --resume PATH"
-        )
+    refuse_unnamed_weights(resume, weights_only=weights_only)
     writes = config.checkpoint.every > 0
     if resume is None or weights_only:
         refuse_used_output(config.output)
@@ -155,13 +167,15 @@ class PromptDigest:
 
 def _named(path: Path) -> Path:
     """The checkpoint that `--resume PATH` means."""
-    if (path / STATE_FILE).exists() or not path.is_dir():
+    if (path / STATE_FILE).exists():
         return path
-    newest = CheckpointDirectory(path).newest()
+    newest = CheckpointDirectory(path).newest() if path.is_dir() else None
     if newest is None:
         raise LoraError(
             f"--resume {path}",
-            reason="is neither a checkpoint nor the directory of a run with checkpoints",
+            reason="is neither a checkpoint nor the directory of a run with checkpoints"
+            if path.exists()
+            else "no such directory",
             cure="give RUN/checkpoints/step-N, the RUN directory, or auto",
         )
     return newest

@@ -70,7 +70,7 @@ def run_training(config: TrainConfig, *, resume: str | None = None, load_weights
         LoraError: before anything is written when the task, tokenizer, model, engine or checkpoint cannot be used;
             later, on every rank, when a completion cannot be drawn or scored, or a checkpoint cannot be written.
     """
-    with started(config.parallel, seed=config.seed) as run:
+    with started(config) as run:
         return Trainer(config, run, resume=resume, load_weights_only=load_weights_only).train()
 
 

@@ -50,6 +50,12 @@ def check(
     expert_sharing: Annotated[
         str, typer.Option(help="Adapters on routed experts: none has factors for each, outer shares the hidden side's.")
     ] = "none",
+    rank: Annotated[
+        int,
+        typer.Option(
+            min=2, help="Rank of the adapter, for a config with a side narrower than 8; alpha is 1.5 times it."
+        ),
+    ] = 8,
     seed: Annotated[int, typer.Option(help="Seed of base weights, adapter and batches.")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show what the test ranks print.")] = False,
 ) -> None:
@@ -62,7 +68,10 @@ def check(
     if update_snapshot and snapshot is None:
         raise LoraError("--update-snapshot", reason="there is no file to write", cure="give --snapshot FILE")
     require_parts(Level(level))
-    subject = Subject.of(architecture, hf_config=hf_config, plugin=plugin, expert_sharing=expert_sharing, seed=seed)
+    subject = Subject.of(
+        architecture, hf_config=hf_config, plugin=plugin, expert_sharing=expert_sharing, rank=rank, seed=seed
+    )
+    subject.refuse_options()
     context = Context(
         subject,
         snapshot=snapshot,

@@ -37,6 +37,9 @@ def describe(
     ep: Annotated[int, typer.Option(help="Expert parallel size.")] = 1,
     etp: Annotated[int | None, typer.Option(help="Expert tensor parallel size. [the tensor parallel size]")] = None,
     sp: Annotated[bool, typer.Option("--sp", help="Sequence parallelism; needs --tp 2 or more.")] = False,
+    make_vocab_size_divisible_by: Annotated[
+        int, typer.Option(help="Where the model pads its vocabulary further than to TP: Megatron-LM's number.")
+    ] = 1,
     rank: Annotated[int, typer.Option(help="LoRA rank r.")] = _LORA.rank,
     alpha: Annotated[float, typer.Option(help="The delta is scaled by alpha / r.")] = _LORA.alpha,
     targets: Annotated[
@@ -68,7 +71,16 @@ def describe(
         expert_sharing=expert_sharing,
         dtype=dtype,
     )
-    facts = RunFacts(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, etp=tp if etp is None else etp, sequence_parallel=sp)
+    facts = RunFacts(
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        cp=cp,
+        ep=ep,
+        etp=tp if etp is None else etp,
+        sequence_parallel=sp,
+        make_vocab_size_divisible_by=make_vocab_size_divisible_by,
+    )
     selected = load_plugin(architecture=architecture, plugin=plugin)
     table = derive_table(selected, read_hf_config(hf_config), lora, facts)
     if output_format is OutputFormat.JSON:

@@ -77,6 +77,8 @@ def export_adapter(
     print(f"written: {report.directory}: {report.tensors} tensors in {files}, {size_text(report.num_bytes)}")
     for name, reason in report.left_out.items():
         print(f"left out: {name} ({reason})")
+    if report.not_compared is not None:
+        print(f"note: the factors were not compared with the base's weights: {report.not_compared}")
     if report.engine_arguments:
         print(f"serve it with: {shlex.join(report.engine_arguments)}")
     if report.unpublished:

@@ -34,7 +34,7 @@ def inspect_adapter(
     """Show an adapter's rank, scale, targets and norms; exits with 1 when it does not fit the given base."""
     require_tensors("inspect")
     from lora_plugins_sdk.adapter_files import adapter_directory
-    from lora_plugins_sdk.adapter_meta import read_meta
+    from lora_plugins_sdk.adapter_meta import engine_problems, read_meta
     from lora_plugins_sdk.offline.adapter import read_plain_adapter
     from lora_plugins_sdk.offline.inspect import base_facts, pair_facts
 
@@ -56,6 +56,9 @@ def inspect_adapter(
             print("\nnote: every delta is zero, the adapter changes nothing")
         if against is not None:
             _print_base(base, against)
+        else:
+            for problem in engine_problems(str(adapter.directory), adapter.saved.origin):
+                print(f"\nnote: {problem}")
     raise typer.Exit(1 if against is not None and against.problems else 0)
 
 
@@ -115,8 +118,8 @@ def _rows(pairs: Sequence[PairFacts]) -> list[tuple[str, ...]]:
 def _print_base(base: Path | None, facts: BaseFacts) -> None:
     served = f"served by plugin {facts.plugin}" if facts.plugin else "no plugin serves it"
     print(f"\n{base}: model type {facts.model_type}, {served}\n")
-    print_table(
-        ("MODULES", "ADAPTED", "IN THE MODEL"), [(one.kind, str(one.adapted), str(one.total)) for one in facts.coverage]
-    )
+    if facts.coverage:
+        rows = [(one.kind, str(one.adapted), str(one.total)) for one in facts.coverage]
+        print_table(("MODULES", "ADAPTED", "IN THE MODEL"), rows)
     for problem in facts.problems:
         print(f"PROBLEM {problem}")

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from lora_plugins_sdk.hosts.context_parallel import zigzag_positions
+from lora_plugins_sdk.hosts.eager_functions import run_eagerly
 from lora_plugins_sdk.hosts.uneven import gather_uneven
 
 _installed = False
@@ -36,6 +37,8 @@ def install_cpu_shim() -> bool:
     _lift_rope()
     _lift_experts()
     _lift_uneven_parts()
+    # Obstacle: compiling needs a C++ compiler, which many a CPU machine lacks, and takes seconds in each process.
+    run_eagerly()
     _installed = True
     return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import fields
 from typing import Any
 
@@ -14,14 +15,14 @@ from megatron.core.transformer import TransformerConfig
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 from lora_plugins_sdk.hosts.delta_net import has_fla
+from lora_plugins_sdk.hosts.rope import Rope, YarnScaling
+from lora_plugins_sdk.hosts.rope_frequencies import inverse_frequencies
 from lora_plugins_sdk.hosts.sizes import padded_vocab_size
 from lora_plugins_sdk.hosts.torch_backend import decoder_block_spec
 from lora_plugins_sdk.parallel_run import ParallelRun
 
 
-def build_gpt(
-    config: TransformerConfig, run: ParallelRun, dims: ModelDims, *, rope_theta: float, rotary_percent: float = 1.0
-) -> GPTModel:
+def build_gpt(config: TransformerConfig, run: ParallelRun, dims: ModelDims, *, rope: Rope) -> GPTModel:
     """This rank's pipeline stage of a GPTModel with rotary positions, weights uninitialised.
 
     Its output is [b, s, padded vocabulary / tp] on the last stage and [s, b, hidden] before it (SP: s / tp).
@@ -30,24 +31,43 @@ def build_gpt(
         config: as made by :func:`transformer_config`.
         run: this rank's place; megatron-core's groups must have been initialised with the same sizes.
         dims: gives the vocabulary, the longest sequence and whether the output layer uses the embedding's weight.
-        rope_theta: base of the rotary embedding.
-        rotary_percent: share of each head that is rotated.
+        rope: the rotary positions, from :func:`~lora_plugins_sdk.hosts.rope.read_rope`.
 
     Raises:
         LoraError: the HF config lacks one of these sizes.
     """
-    return GPTModel(
+    config = _scaled_scores(config, rope)
+    model = GPTModel(
         config=config,
         transformer_layer_spec=decoder_block_spec(config),  # type: ignore[arg-type]
-        vocab_size=padded_vocab_size(dims.resolve("vocab_size"), run.facts.tp),
+        vocab_size=padded_vocab_size(dims.resolve("vocab_size"), run.facts),
         max_sequence_length=dims.resolve("max_position_embeddings"),
         pre_process=run.pp_rank == 0,
         post_process=run.pp_rank == run.facts.pp - 1,
         share_embeddings_and_output_weights=dims.flag("tie_word_embeddings"),
         position_embedding_type="rope",
-        rotary_base=rope_theta,  # type: ignore[arg-type]
-        rotary_percent=rotary_percent,
+        rotary_base=rope.theta,  # type: ignore[arg-type]
+        rotary_percent=rope.percent,
     )
+    # megatron-core's own `rope_scaling` fixes three of Llama 3.1's four numbers, and its yarn embedding rotates whole
+    # heads only; both differ from plain positions in the frequencies alone.
+    plain = model.rotary_pos_emb.inv_freq
+    model.rotary_pos_emb.inv_freq = inverse_frequencies(rope, 2 * len(plain)).to(plain.device)
+    return model
+
+
+def _scaled_scores(config: TransformerConfig, rope: Rope) -> TransformerConfig:
+    """The config with YaRN's factor on rotated queries and keys as a factor on their scores.
+
+    Every attention kernel has that, and megatron-core's fused rotations do not have the other.
+    """
+    factor = rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0
+    if factor == 1.0:
+        return config
+    assert config.kv_channels is not None, "TransformerConfig derives it"
+    scaled = copy(config)
+    scaled.softmax_scale = (config.softmax_scale or config.kv_channels**-0.5) * factor**2
+    return scaled
 
 
 def transformer_config(
@@ -116,7 +136,7 @@ def _machine_fields(model: Mapping[str, Any]) -> dict[str, Any]:
         deterministic_mode=model.get("experimental_attention_variant") == "gated_delta_net" and not has_fla(),
         gradient_accumulation_fusion=False,  # needs apex, and a frozen base has no weight gradients
         masked_softmax_fusion=False,  # a kernel of megatron-core's own attention, which is not used
-        # torch.compile'd on first use: seconds of C++ compilation on a CPU.
+        # Fused by torch.compile, which a CPU runs without (see `eager_functions`).
         bias_activation_fusion=cuda,
         bias_dropout_fusion=cuda,
         moe_grouped_gemm=True,  # the form of experts that Transformer Engine and the torch host share

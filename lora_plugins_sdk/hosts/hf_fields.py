@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lora_plugins_sdk.errors import Diagnostic
+from lora_plugins_sdk.hosts.rope import rope_fields
 
 
 def unsupported_fields(hf_config: Mapping[str, Any], built: Mapping[str, Any]) -> list[Diagnostic]:
@@ -13,9 +14,11 @@ def unsupported_fields(hf_config: Mapping[str, Any], built: Mapping[str, Any]) -
 
     Args:
         hf_config: HF config.json as a mapping.
-        built: the one value per field that is built. `rope_type` is looked up where transformers keeps it.
+        built: the one value per field that is built. `rope_type` and `partial_rotary_factor` are looked up where
+            transformers keeps them.
     """
-    found = {**built, **hf_config, "rope_type": _rope(hf_config)["rope_type"]}
+    rope = rope_fields(hf_config)
+    found = {**built, **hf_config} | {name: rope[name] for name in ("rope_type", "partial_rotary_factor")}
     return [
         Diagnostic(
             subject=f"{name} = {found[name]!r}",
@@ -25,14 +28,3 @@ def unsupported_fields(hf_config: Mapping[str, Any], built: Mapping[str, Any]) -
         for name, value in built.items()
         if found[name] != value
     ]
-
-
-def rope_theta(hf_config: Mapping[str, Any]) -> float:
-    """Base of the rotary embedding, from `rope_parameters` (transformers 5) or `rope_theta` (transformers 4)."""
-    return _rope(hf_config)["rope_theta"]
-
-
-def _rope(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    fields = {"rope_theta": hf_config.get("rope_theta", 10000.0)}
-    fields |= hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
-    return {"rope_type": fields.get("type", "default"), **fields}

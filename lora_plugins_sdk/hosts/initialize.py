@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.run import RunFacts
 
 
-def initialize_megatron(facts: RunFacts, *, seed: int = 0) -> ParallelRun:
+def initialize_megatron(facts: RunFacts, *, seed: int = 0, timeout: timedelta | None = None) -> ParallelRun:
     """Install the CPU shim if needed, create megatron-core's groups and describe this rank's place in them.
 
     Joins torchrun's world when started by it and no process group exists yet; otherwise makes a world of one process.
@@ -21,6 +22,7 @@ def initialize_megatron(facts: RunFacts, *, seed: int = 0) -> ParallelRun:
     Args:
         facts: sizes of the run; their product must be the world size.
         seed: seed of megatron-core's CUDA generators (dropout only; unused on a CPU).
+        timeout: how long a rank of a world that is made here waits for the others; torch's own limit when None.
 
     Raises:
         LoraError: the world size is not tp * pp * cp * dp, or megatron-core is initialised already.
@@ -35,7 +37,7 @@ def initialize_megatron(facts: RunFacts, *, seed: int = 0) -> ParallelRun:
             cure="describe it with ParallelRun.from_megatron(), or destroy it first",
         )
     if not dist.is_initialized():
-        _start_world()
+        _start_world(timeout)
     ranks = facts.world_size
     if ranks != dist.get_world_size():
         raise LoraError(
@@ -53,15 +55,17 @@ def initialize_megatron(facts: RunFacts, *, seed: int = 0) -> ParallelRun:
     )
     if torch.cuda.is_available():
         tensor_parallel.model_parallel_cuda_manual_seed(seed)
-    return ParallelRun.from_megatron(sequence_parallel=facts.sequence_parallel)
+    return ParallelRun.from_megatron(
+        sequence_parallel=facts.sequence_parallel, make_vocab_size_divisible_by=facts.make_vocab_size_divisible_by
+    )
 
 
-def _start_world() -> None:
+def _start_world(timeout: timedelta | None) -> None:
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        dist.init_process_group(backend)
+        dist.init_process_group(backend, timeout=timeout)
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1)

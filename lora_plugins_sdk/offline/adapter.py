@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,27 +13,30 @@ from torch import Tensor
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.dims import read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
+from lora_plugins_sdk.offline.embeddings import other_kind
 from lora_plugins_sdk.offline.packed import is_packed, packed_problems, unpacked
-from lora_plugins_sdk.peft_config import read_lora_config, whole_weights
+from lora_plugins_sdk.peft_config import doubled_wholes, read_lora_config, whole_weights
 from lora_plugins_sdk.peft_files import PeftAdapter, read_adapter
+from lora_plugins_sdk.peft_names import FACTOR, factor_name
 from lora_plugins_sdk.selection import load_plugin
-
-_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraPair:
-    """The two factors beside one weight.
+    """The two factors whose product `B A` is added to one weight as it is stored.
 
     Args:
         module: HF module, for example `model.layers.0.self_attn.q_proj`.
-        a: `[rank, in]`.
-        b: `[out, rank]`.
+        a: `[rank, columns of the weight]`.
+        b: `[rows of the weight, rank]`.
+        embedding: whether the weight is an embedding's `[vocabulary, hidden]`: `a` is then the transpose of the file's
+            `lora_embedding_B` and `b` that of its `lora_embedding_A`.
     """
 
     module: str
     a: Tensor
     b: Tensor
+    embedding: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,74 +113,82 @@ def plain_adapter(saved: PeftAdapter, directory: Path) -> PlainAdapter:
         LoraError: as `read_plain_adapter`, but for its files.
     """
     lora = read_lora_config(saved.config)
-    raise_if_any(f"{directory} is not an adapter of plain LoRA:", _problems(saved.tensors, lora.rank))
+    raise_if_any(f"{directory} is not an adapter of plain LoRA:", _problems(saved, lora.rank))
     wholes = {hf: saved.tensors[name] for name, hf in whole_weights(saved.tensors).items()}
     pairs = {pair.module: pair for pair in sorted(_pairs(saved.tensors), key=lambda pair: pair.module)}
     return PlainAdapter(directory=directory, lora=lora, pairs=pairs, wholes=wholes, saved=saved)
 
 
 def _pairs(tensors: Mapping[str, Tensor]) -> Iterator[LoraPair]:
-    for module in _modules(tensors):
-        a, b = tensors[_name(module, "A")], tensors[_name(module, "B")]
+    for module, embedding in _modules(tensors):
+        a, b = (tensors[factor_name(module, factor, embedding=embedding)] for factor in "AB")
+        if embedding:
+            yield LoraPair(module=module, a=b.t(), b=a.t(), embedding=True)
+            continue
         parts = unpacked(module, a, b) if is_packed(a) else [(module, a, b)]
         yield from (LoraPair(module=name, a=one, b=other) for name, one, other in parts)
 
 
-def _modules(tensors: Mapping[str, Tensor]) -> list[str]:
-    return sorted({found["module"] for name in tensors if (found := _NAME.fullmatch(name))})
+def _modules(tensors: Mapping[str, Tensor]) -> list[tuple[str, bool]]:
+    """Each module that has a factor, and whether as an embedding."""
+    found = filter(None, map(FACTOR.fullmatch, tensors))
+    return sorted({(one["module"], one["embedding"] is not None) for one in found})
 
 
-def _name(module: str, factor: str) -> str:
-    return f"base_model.model.{module}.lora_{factor}.weight"
-
-
-def _problems(tensors: Mapping[str, Tensor], rank: int) -> Iterator[Diagnostic]:
-    if not any(_NAME.fullmatch(name) for name in tensors):
+def _problems(saved: PeftAdapter, rank: int) -> Iterator[Diagnostic]:
+    tensors = saved.tensors
+    if not any(FACTOR.fullmatch(name) for name in tensors):
         yield Diagnostic(subject="factors", reason="there are none", cure="export the adapter again")
     wholes = whole_weights(tensors)
     for name, tensor in sorted(tensors.items()):
-        found = _NAME.fullmatch(name)
+        found = FACTOR.fullmatch(name)
         if found is None:
             if name not in wholes:
                 yield Diagnostic(
                     subject=name,
-                    reason="is no factor of a linear (base_model.model.MODULE.lora_A.weight or lora_B)",
-                    cure="convert the adapter to plain LoRA without trained biases, embeddings or whole modules",
+                    reason="is no factor of a linear or an embedding (base_model.model.MODULE.lora_A.weight or lora_B, "
+                    "base_model.model.MODULE.lora_embedding_A or _B)",
+                    cure="convert the adapter to plain LoRA without trained biases or whole modules",
                 )
             continue
-        factor = found["factor"]
-        partner = _name(found["module"], "B" if factor == "A" else "A")
+        factor, embedding = found["factor"], found["embedding"] is not None
+        partner = factor_name(found["module"], "B" if factor == "A" else "A", embedding=embedding)
         if partner not in tensors:
             yield Diagnostic(subject=name, reason=f"its partner {partner} is missing", cure="export the adapter again")
-        yield from _content(name, tensor, rank_dim=-2 if factor == "A" else -1, rank=rank)
+        yield from _content(name, tensor, rank_dim=-2 if factor == "A" else -1, rank=rank, packable=not embedding)
+    for module, embedding in _modules(tensors):
+        if problem := other_kind(module, saved.config, embedding=embedding):
+            yield problem
+    yield from doubled_wholes(tensors)
     yield from _unpackable(tensors)
 
 
 def _unpackable(tensors: Mapping[str, Tensor]) -> Iterator[Diagnostic]:
-    """Packed factors that are no experts', and two pairs for one expert."""
+    """Packed factors that are no experts', and two pairs for one module or expert."""
     seen: dict[str, str] = {}
-    for module in _modules(tensors):
-        a, b = tensors.get(_name(module, "A")), tensors.get(_name(module, "B"))
+    for module, embedding in _modules(tensors):
+        a, b = (tensors.get(factor_name(module, factor, embedding=embedding)) for factor in "AB")
         if a is None or b is None:
             continue
         names = [module]
-        if is_packed(a) or is_packed(b):
+        if not embedding and (is_packed(a) or is_packed(b)):
             problems = list(packed_problems(module, a, b))
             yield from problems
             names = [] if problems else [name for name, _, _ in unpacked(module, a, b)]
         for name in names:
             if name in seen:
+                within = f"by itself and within {module if name == seen[name] else seen[name]}"
                 yield Diagnostic(
                     subject=name,
-                    reason=f"has factors by itself and within {module if name == seen[name] else seen[name]}",
+                    reason=f"has factors {'of a linear and of an embedding' if module == seen[name] else within}",
                     cure="export the adapter again, packed or expert by expert",
                 )
             seen[name] = module
 
 
-def _content(name: str, tensor: Tensor, *, rank_dim: int, rank: int) -> Iterator[Diagnostic]:
+def _content(name: str, tensor: Tensor, *, rank_dim: int, rank: int, packable: bool) -> Iterator[Diagnostic]:
     shape = list(tensor.shape)
-    if len(shape) not in (2, 3) or shape[rank_dim] != rank or 0 in shape:
+    if len(shape) not in ((2, 3) if packable else (2,)) or shape[rank_dim] != rank or 0 in shape:
         expected = f"[{rank}, in]" if rank_dim == -2 else f"[out, {rank}]"
         yield Diagnostic(
             subject=name,

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from lora_plugins_sdk.adapter_meta import engine_problems
+from lora_plugins_sdk.errors import raise_if_any
 from lora_plugins_sdk.offline.adapter import PlainAdapter
 from lora_plugins_sdk.offline.products import largest_difference
 
@@ -33,7 +35,8 @@ class AdapterDiff:
         config: key -> (value in A, value in B), None for an absent one.
         only_a: modules that B does not adapt, and whole weights that it lacks or has otherwise.
         only_b: the same the other way round.
-        shapes: module -> ([out, in] of A, [out, in] of B).
+        shapes: module -> (that of A's product, that of B's), as the weight is stored: `[out, in]`, an embedding's
+            `[vocabulary, hidden]`.
         deltas: module -> largest absolute entry of (scale B A of A - scale B A of B), for modules of equal shapes.
     """
 
@@ -51,7 +54,20 @@ class AdapterDiff:
 
 
 def diff_adapters(one: PlainAdapter, other: PlainAdapter) -> AdapterDiff:
-    """Compare two adapters; their factors may differ where their products do not."""
+    """Compare two adapters; their factors may differ where their products do not.
+
+    Raises:
+        LoraError: one is an export for an engine and the other is not: no name means the same in both.
+    """
+    if _engine(one) != _engine(other):
+        raise_if_any(
+            "adapters under different names cannot be compared:",
+            (
+                problem
+                for adapter in (one, other)
+                for problem in engine_problems(str(adapter.directory), adapter.saved.origin)
+            ),
+        )
     shapes: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {}
     deltas: dict[str, float] = {}
     for module in one.pairs.keys() & other.pairs.keys():
@@ -72,6 +88,10 @@ def diff_adapters(one: PlainAdapter, other: PlainAdapter) -> AdapterDiff:
         shapes=dict(sorted(shapes.items())),
         deltas=dict(sorted(deltas.items())),
     )
+
+
+def _engine(adapter: PlainAdapter) -> str | None:
+    return None if adapter.saved.origin is None else adapter.saved.origin.engine
 
 
 def _only(one: PlainAdapter, other: PlainAdapter) -> tuple[str, ...]:

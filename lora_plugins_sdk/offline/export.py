@@ -16,7 +16,7 @@ from lora_plugins_sdk.adapter_meta import AdapterOrigin
 from lora_plugins_sdk.dims import read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.offline.adapter import PlainAdapter, in_hf_names, plain_adapter
-from lora_plugins_sdk.offline.fit import trained_wholes
+from lora_plugins_sdk.offline.fit import config_values, fit, trained_wholes
 from lora_plugins_sdk.offline.origin import origin_problems
 from lora_plugins_sdk.peft_config import minimal_config
 from lora_plugins_sdk.peft_files import PeftAdapter, read_adapter, write_adapter
@@ -24,7 +24,7 @@ from lora_plugins_sdk.serving.sglang import ENGINE as SGLANG
 from lora_plugins_sdk.serving.sglang import for_sglang
 from lora_plugins_sdk.serving.sglang_config import missing_keys, unpublished_keys
 from lora_plugins_sdk.serving.sglang_import import from_sglang
-from lora_plugins_sdk.staging import refuse_output
+from lora_plugins_sdk.staging import directory_problem, refuse_output
 from lora_plugins_sdk.weight_files import read_weight_files
 
 PEFT = "peft"
@@ -42,6 +42,7 @@ class ExportReport:
         num_bytes: size of those.
         left_out: what of the source is not in it, each with the reason.
         engine_arguments: what the engine must be started with to serve it; empty for PEFT.
+        not_compared: why the factors were not compared with the base's weights; None when they were, or without a base.
         unpublished: keys that the base's config lacks for SGLang to build the same model of it (`unpublished_keys`):
             that base cannot be served, the published one can.
     """
@@ -52,6 +53,7 @@ class ExportReport:
     num_bytes: int
     left_out: Mapping[str, str]
     engine_arguments: tuple[str, ...]
+    not_compared: str | None
     unpublished: tuple[str, ...]
 
 
@@ -70,8 +72,8 @@ def export_files(
         output: directory to make; appears whole or not at all.
         form: one of `FORMS`.
         base: HF directory of the base. An engine's form follows its config; left out, the directory that the adapter's
-            config names is taken. Whole weights in the adapter are compared with it, and names of another schema that
-            the model's plugin knows become HF's.
+            config names is taken. Factors and whole weights in the adapter are compared with its weights, and names of
+            another schema that the model's plugin knows become HF's.
         max_shard_bytes: as for `write_adapter`.
 
     Raises:
@@ -84,16 +86,19 @@ def export_files(
     refuse_output(output)
     directory = adapter_directory(source)
     saved = read_adapter(directory)
-    base = None if base is None else Path(base)
+    turned = saved.origin is not None and saved.origin.engine == SGLANG
+    given = None if base is None else Path(base)
+    if given is not None and (problem := directory_problem(given)):
+        raise LoraError(f"--base {given}", reason=problem, cure="give the HF directory of the base")
+    base = _base(saved, given) if turned or form == SGLANG else given
     left_out: dict[str, str] = {}
-    if saved.origin is not None and saved.origin.engine == SGLANG:
-        base = _base(saved, base)
+    if turned:
+        assert base is not None
         adapter, left_out = _back_from_sglang(plain_adapter(saved, directory), base)
     else:
-        known = _base(saved, base) if form == SGLANG else base
-        adapter = plain_adapter(saved if known is None else in_hf_names(saved, known), directory)
-    problems = [] if base is None else [*origin_problems(adapter, base)]
-    raise_if_any(f"{adapter.directory} cannot be exported:", [*problems, *_wholes(adapter, base)])
+        adapter = plain_adapter(saved if base is None else in_hf_names(saved, base), directory)
+    not_compared = None if base is None else _not_compared(base)
+    raise_if_any(f"{adapter.directory} cannot be exported:", _problems(adapter, base, comparable=not_compared is None))
     plain = {name: tensor for name, tensor in adapter.saved.tensors.items() if ".lora_" in name}
     left_out |= {name: "the base's own weight" for name in adapter.saved.tensors.keys() - plain.keys()}
     arguments: tuple[str, ...] = ()
@@ -101,7 +106,8 @@ def export_files(
     if form == PEFT:
         exported = _for_peft(adapter, plain)
     else:
-        hf_config = read_hf_config(_base(adapter.saved, base))
+        assert base is not None
+        hf_config = read_hf_config(base)
         served = for_sglang(plain, adapter.config, hf_config)
         left_out |= {module: "its delta is zero, and SGLang serves no LoRA there" for module in served.left_out}
         exported = PeftAdapter(
@@ -119,6 +125,7 @@ def export_files(
         num_bytes=exported.num_bytes,
         left_out=dict(sorted(left_out.items())),
         engine_arguments=arguments,
+        not_compared=not_compared,
         unpublished=tuple(unpublished),
     )
 
@@ -128,19 +135,29 @@ def _for_peft(adapter: PlainAdapter, tensors: Mapping[str, torch.Tensor]) -> Pef
     return PeftAdapter(tensors=tensors, config=minimal_config(adapter.config, modules), origin=adapter.saved.origin)
 
 
-def _wholes(adapter: PlainAdapter, base: Path | None) -> Iterator[Diagnostic]:
-    """Weights that were saved along: none is exported, so each must be the base's own."""
-    if not adapter.wholes:
+def _problems(adapter: PlainAdapter, base: Path | None, *, comparable: bool) -> Iterator[Diagnostic]:
+    """What does not belong to the base. Whole weights that were saved along are not exported: each must be its own."""
+    if base is None:
+        for name in sorted(adapter.wholes):
+            yield Diagnostic(
+                subject=name,
+                reason="is in the adapter as a whole weight, is not exported, and only the base tells if it is its own",
+                cure="give the base (--base)",
+            )
         return
-    if base is not None:
+    yield from origin_problems(adapter, base)
+    if comparable:
+        yield from fit(adapter, read_weight_files(base), read_hf_config(base), folding=False).problems
+    elif adapter.wholes:
         yield from trained_wholes(adapter, read_weight_files(base))
-        return
-    for name in sorted(adapter.wholes):
-        yield Diagnostic(
-            subject=name,
-            reason="is in the adapter as a whole weight and would be left out; only the base tells if it is its own",
-            cure="give the base (--base)",
-        )
+
+
+def _not_compared(base: Path) -> str | None:
+    """Why an adapter's factors cannot be compared with a base's weights; None when they can."""
+    if config_values(read_hf_config(base), "quantization_config"):
+        return f"{base} is quantised: its stored shapes say nothing"
+    # For an engine, a base's config is enough.
+    return None if any(base.glob("*.safetensors")) else f"{base} holds no *.safetensors file"
 
 
 def _back_from_sglang(adapter: PlainAdapter, base: Path) -> tuple[PlainAdapter, dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lora_plugins_sdk.errors import Diagnostic
 from lora_plugins_sdk.offline.adapter import LoraPair, PlainAdapter
+from lora_plugins_sdk.offline.embeddings import declared_embeddings, other_kind
 from lora_plugins_sdk.offline.places import BasePlaces, Place
 from lora_plugins_sdk.weight_files import WeightFiles
 
@@ -27,12 +28,12 @@ class Fold:
     """One delta and where it goes.
 
     Args:
-        pair: the factors; B may have more rows than are folded (`trimmed`).
+        pair: the factors; `b` may have more rows than are folded (`trimmed`).
         tensor: base tensor that holds the weight.
         first: first of its rows that receives the delta, all dimensions but the last counted as rows.
         step: distance from one of them to the next.
         rows: how many receive it; rows of the weight beyond are vocabulary padding of the base.
-        trimmed: zero rows of B beyond the base's vocabulary.
+        trimmed: zero rows of `b` beyond the base's vocabulary.
     """
 
     pair: LoraPair
@@ -56,22 +57,27 @@ class Fit:
     problems: tuple[Diagnostic, ...]
 
 
-def fit(adapter: PlainAdapter, base: WeightFiles, hf_config: Mapping[str, Any]) -> Fit:
+def fit(adapter: PlainAdapter, base: WeightFiles, hf_config: Mapping[str, Any], *, folding: bool = True) -> Fit:
     """Find the place of every pair's weight in the base.
 
     Args:
         adapter: the checked adapter.
         base: the base's weights.
         hf_config: the base's `config.json`.
+        folding: whether the pairs are to be folded in. If not, a tied weight is no problem.
     """
     folds: list[Fold] = []
     problems: list[Diagnostic] = []
-    places = BasePlaces(base)
+    places, embeddings = BasePlaces(base), declared_embeddings(hf_config)
     users: dict[str, str] = {}
     blocks = set()
     for pair in adapter.pairs.values():
         place = places.find(pair.module)
-        found = _fold(pair, place, base, hf_config, places)
+        kind = other_kind(pair.module, adapter.config, embedding=pair.embedding, declared=embeddings)
+        tied = _tied(pair.module, hf_config, places)
+        if tied is not None and place is None and not folding:
+            place = _the_others(pair.module, places)
+        found = kind or (tied if folding else None) or _fold(pair, place, base, hf_config, places)
         if place is not None and place.experts:
             blocks.add(place.tensor.rsplit(".", 1)[0])
         if isinstance(found, Diagnostic):
@@ -111,14 +117,6 @@ def kind_of(module: str) -> str:
 def _fold(
     pair: LoraPair, place: Place | None, base: WeightFiles, hf_config: Mapping[str, Any], places: BasePlaces
 ) -> Fold | Diagnostic:
-    leaf = pair.module.rsplit(".", 1)[-1]
-    if leaf in _TIED and True in _values(hf_config, "tie_word_embeddings"):
-        return Diagnostic(
-            subject=pair.module,
-            reason="the config sets tie_word_embeddings: head and embedding are one tensor, and a fold into it would "
-            "change both",
-            cure="train without this target, or untie the base first (save both weights, tie_word_embeddings false)",
-        )
     if place is None:
         return Diagnostic(
             subject=pair.module, reason=places.why_absent(pair.module), cure="give the base it was made for"
@@ -134,7 +132,7 @@ def _fold(
     if len(stored.shape) == 2 + place.experts and (place.rows, place.columns) == (out, width):
         return Fold(pair=pair, tensor=name, first=place.first, step=place.step, rows=out, trimmed=0)
     if len(stored.shape) == 2 and place.columns == width and place.step == 1:
-        vocabulary = [*_values(hf_config, "vocab_size"), *_values(hf_config, "unpadded_vocab_size")]
+        vocabulary = [*config_values(hf_config, "vocab_size"), *config_values(hf_config, "unpadded_vocab_size")]
         padded = _padded_vocabulary(pair, name, place.rows, vocabulary)
         if padded is not None:
             return padded
@@ -147,15 +145,37 @@ def _fold(
     )
 
 
+def _tied(module: str, hf_config: Mapping[str, Any], places: BasePlaces) -> Diagnostic | None:
+    leaf, flags = module.rsplit(".", 1)[-1], config_values(hf_config, "tie_word_embeddings")
+    # What older transformers make of a config that does not say.
+    headless = leaf == "embed_tokens" and not flags and places.find("lm_head") is None
+    if not headless and (leaf not in _TIED or True not in flags):
+        return None
+    why = "the base has no lm_head.weight, and its config no" if headless else "the config sets"
+    return Diagnostic(
+        subject=module,
+        reason=f"{why} tie_word_embeddings: head and embedding are one tensor, and a fold into it would change both",
+        cure="train without this target, or untie the base first (save both weights, tie_word_embeddings false)",
+    )
+
+
+def _the_others(module: str, places: BasePlaces) -> Place | None:
+    """The place of a tied head in a base that stores the embedding alone, or of an embedding where it is the head's."""
+    head, embedding = _TIED
+    other = places.find(f"model.{embedding}" if module.endswith(head) else head)
+    return None if other is None else replace(other, module=module)
+
+
 def _padded_vocabulary(pair: LoraPair, name: str, base_rows: int, vocabulary: list[object]) -> Fold | Diagnostic | None:
-    """A vocabulary padded on one side. Padding of B is dropped only when it is zero; padding of the base is kept."""
+    """A vocabulary padded on one side. The adapter's padding is dropped only when it is zero; the base's is kept."""
     out = pair.b.shape[0]
     if base_rows in vocabulary and out > base_rows:
         extra = int((pair.b[base_rows:] != 0).any(dim=1).sum())
         if extra:
+            part = "columns of lora_embedding_A" if pair.embedding else "rows of lora_B"
             return Diagnostic(
                 subject=pair.module,
-                reason=f"{extra} of the {out - base_rows} rows of lora_B beyond the base's {base_rows} are not zero",
+                reason=f"{extra} of the {out - base_rows} {part} beyond the base's {base_rows} are not zero",
                 cure="give the base with the extended vocabulary that it was trained on",
             )
         return Fold(pair=pair, tensor=name, first=0, step=1, rows=base_rows, trimmed=out - base_rows)
@@ -164,7 +184,7 @@ def _padded_vocabulary(pair: LoraPair, name: str, base_rows: int, vocabulary: li
     return None
 
 
-def _values(hf_config: Mapping[str, Any], key: str) -> list[object]:
+def config_values(hf_config: Mapping[str, Any], key: str) -> list[object]:
     """A key of the config and of its `text_config`, where multimodal configs keep it."""
     return [part[key] for part in (hf_config, hf_config.get("text_config")) if isinstance(part, dict) and key in part]
 

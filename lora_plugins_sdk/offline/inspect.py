@@ -26,8 +26,8 @@ class PairFacts:
 
     Args:
         module: HF module.
-        out: rows of B.
-        width: columns of A.
+        out: output width; rows of B.
+        width: input width, the vocabulary of an embedding; columns of A.
         norm_a: Frobenius norm of A.
         norm_b: of B.
         norm_delta: of `scale * B A`.
@@ -57,7 +57,7 @@ class BaseFacts:
     Args:
         model_type: of the base's config.
         plugin: the installed plugin that serves it; None when there is none.
-        coverage: each kind of module that the adapter or the plugin knows.
+        coverage: each kind of module that the adapter or the plugin knows; none for an export for an engine.
         problems: what does not fit.
     """
 
@@ -69,17 +69,20 @@ class BaseFacts:
 
 def pair_facts(adapter: PlainAdapter) -> list[PairFacts]:
     """Shapes and norms of every pair, in the order of their modules."""
-    return [
-        PairFacts(
-            module=pair.module,
-            out=pair.b.shape[0],
-            width=pair.a.shape[1],
-            norm_a=float(pair.a.double().norm()),
-            norm_b=float(pair.b.double().norm()),
-            norm_delta=adapter.lora.scale * product_norm(pair),
+    found = []
+    for pair in adapter.pairs.values():
+        a, b = (pair.b.t(), pair.a.t()) if pair.embedding else (pair.a, pair.b)
+        found.append(
+            PairFacts(
+                module=pair.module,
+                out=b.shape[0],
+                width=a.shape[1],
+                norm_a=float(a.double().norm()),
+                norm_b=float(b.double().norm()),
+                norm_delta=adapter.lora.scale * product_norm(pair),
+            )
         )
-        for pair in adapter.pairs.values()
-    ]
+    return found
 
 
 def base_facts(adapter: PlainAdapter, base: str | Path) -> BaseFacts:
@@ -90,8 +93,12 @@ def base_facts(adapter: PlainAdapter, base: str | Path) -> BaseFacts:
     """
     config = read_hf_config(base)
     weights = read_weight_files(base)
-    problems = [*origin_problems(adapter, Path(base)), *fit(adapter, weights, config).problems]
+    problems = list(origin_problems(adapter, Path(base)))
     plugin, known = _plugin_modules(config)
+    if adapter.saved.origin is not None and adapter.saved.origin.engine is not None:
+        # Its names are the engine's: none of them says anything of the base's modules.
+        return BaseFacts(model_type=str(config.get("model_type")), plugin=plugin, coverage=(), problems=tuple(problems))
+    problems += fit(adapter, weights, config).problems
     if plugin is None:
         kinds = {kind_of(module) for module in adapter.pairs}
         modules = (name.removesuffix(".weight") for name in weights.where if name.endswith(".weight"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_plugins_sdk.adapter_files import adapter_directory
+from lora_plugins_sdk.adapter_meta import engine_problems
 from lora_plugins_sdk.dims import read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.json_files import read_json_object
@@ -104,6 +105,8 @@ def plan_merge(base: str | Path, adapter: str | Path, output: str | Path, dtype:
     if output.resolve().is_relative_to(directory.resolve()):
         raise LoraError(str(output), reason="lies in the base directory", cure="give a place outside of it")
     saved = read_plain_adapter(adapter_directory(adapter), directory)
+    # Before anything is looked up: its names are another's, and each would be a problem of its own.
+    raise_if_any(f"{saved.directory} cannot be merged:", engine_problems(str(saved.directory), saved.saved.origin))
     weights = read_weight_files(directory)
     found = fit(saved, weights, read_hf_config(directory))
     raise_if_any(

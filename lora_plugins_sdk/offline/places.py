@@ -1,4 +1,4 @@
-"""Where a base stores each linear's weight: as a tensor of its own, or as some rows of one that holds all experts."""
+"""Where a base stores the weight of each linear and of the embedding: as a tensor, or as rows of all experts' one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lora_plugins_sdk.weight_files import WeightFiles
 _WEIGHT = ".weight"
 _FUSED = re.compile(r"(?P<block>.+\.(?:shared_)?experts)\.(?P<leaf>gate_up_proj|gate_proj|up_proj|down_proj)")
 # A language model by itself, and within a multimodal one.
-_LANGUAGE = re.compile(r"(?:model\.|language_model\.)*(?P<tail>layers\.\d+\..+|lm_head)")
+_LANGUAGE = re.compile(r"(?:model\.|language_model\.)*(?P<tail>layers\.\d+\..+|embed_tokens|lm_head)")
 _LAYER = re.compile(r"[^.]+\.\d+\..+")
 # More than any model has; a damaged shape must not make a list of this length.
 _MOST_EXPERTS = 2**16

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 _PREFIX = re.compile(r"model\.llm\.(?:(?P<layer>layers\.\d+\.))?(?P<name>.+)")
 _MODULES: dict[str, tuple[str, ...]] = {
+    "embed.weight": ("model.embed_tokens",),
     "unembed.weight": ("lm_head",),
     "attn.wq_du.weight": ("self_attn.q_proj",),
     "attn.wk_dv.weight": ("self_attn.k_proj",),

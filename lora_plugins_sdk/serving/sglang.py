@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
 from lora_plugins_sdk.peft_config import read_lora_config
+from lora_plugins_sdk.peft_names import FACTOR
 from lora_plugins_sdk.serving.sglang_groups import Pair, complete_groups
-from lora_plugins_sdk.serving.sglang_places import HELD_AT_ZERO, Place, family_of, place_of, served_leaves, text_config
+from lora_plugins_sdk.serving.sglang_places import (
+    EMBEDDING,
+    HELD_AT_ZERO,
+    OUTSIDE,
+    Place,
+    family_of,
+    file_name,
+    place_of,
+    served_leaves,
+    text_config,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ENGINE = "sglang"
-_PREFIX = "base_model.model."
-_MODEL = "base_model.model.model."
-_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +58,8 @@ def for_sglang(
 
     Raises:
         LoraError: not plain LoRA, a module that SGLang cannot serve, two modules that are one to it, rows for
-            padding that are not zero, a factor without its partner or of another rank than the config's; everything is
-            listed.
+            padding that are not zero, an embedding or a head of another vocabulary, a factor without its partner or
+            of another rank than the config's; everything is listed.
     """
     lora = read_lora_config(config)
     family = family_of(hf_config)
@@ -67,7 +74,10 @@ def for_sglang(
         place = place_of(module, family)
         if place is not None:
             if place.target == "lm_head":
-                pair = Pair(a=pair.a, b=_of_tokens(module, pair.b, hf_config, problems))
+                pair = Pair(a=pair.a, b=_of_tokens(module, "rows of lora_B", pair.b, hf_config, problems))
+            elif place.target == EMBEDDING:
+                columns = _of_tokens(module, "columns of lora_embedding_A", pair.a.mT, hf_config, problems)
+                pair = Pair(a=columns.mT.contiguous(), b=pair.b)
             problems += _misshapen(module, pair, place, lora.rank, hf_config)
             if place in pairs:
                 problems.append(
@@ -81,8 +91,8 @@ def for_sglang(
                 _problem(
                     module,
                     "SGLang serves no LoRA there",
-                    f"train without it, or merge the adapter into the base; SGLang serves lm_head and, in the layers "
-                    f"of the language model, {', '.join(served_leaves(family))}",
+                    f"train without it, or merge the adapter into the base; SGLang serves {' and '.join(OUTSIDE)} and, "
+                    f"in the layers of the language model, {', '.join(served_leaves(family))}",
                 )
             )
     raise_if_any("SGLang cannot serve this adapter:", problems)
@@ -99,9 +109,11 @@ def for_sglang(
 def _by_module(tensors: Mapping[str, Tensor], problems: list[Diagnostic]) -> dict[str, dict[str, Tensor]]:
     modules: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        found = _NAME.fullmatch(name)
-        if found is None:
-            problems.append(_problem(name, "is no LoRA factor of a linear", "export the adapter without it"))
+        found = FACTOR.fullmatch(name)
+        if found is None or (found["embedding"] is not None) != (found["module"].rsplit(".", 1)[-1] == EMBEDDING):
+            problems.append(
+                _problem(name, "is no LoRA factor of a linear or of the embedding", "export the adapter without it")
+            )
         else:
             modules.setdefault(found["module"], {})[found["factor"]] = tensor
     if not modules:
@@ -109,20 +121,29 @@ def _by_module(tensors: Mapping[str, Tensor], problems: list[Diagnostic]) -> dic
     return modules
 
 
-def _of_tokens(module: str, b: Tensor, hf_config: Mapping[str, Any], problems: list[Diagnostic]) -> Tensor:
-    """B of a head without zero rows for the padding of its vocabulary, which SGLang has no place for."""
-    rows = text_config(hf_config).get("unpadded_vocab_size")
-    if rows is None or b.shape[0] <= rows:
-        return b
-    if bool((b[rows:] != 0).any()):
+def _of_tokens(
+    module: str, named: str, per_token: Tensor, hf_config: Mapping[str, Any], problems: list[Diagnostic]
+) -> Tensor:
+    """A factor `[vocabulary, rank]` without zero rows for the vocabulary's padding, which SGLang has no place for."""
+    text = text_config(hf_config)
+    unpadded = text.get("unpadded_vocab_size")
+    rows = text.get("vocab_size") if unpadded is None else unpadded
+    found = per_token.shape[0]
+    if rows is None or found == rows:
+        return per_token
+    if unpadded is None or found < rows:
+        cure = "give the base that the adapter was made for"
+        problems.append(_problem(module, f"has {found} {named}, and the base has {rows} tokens", cure))
+        return per_token
+    if bool((per_token[rows:] != 0).any()):
         problems.append(
             _problem(
                 module,
-                f"has {b.shape[0]} rows of lora_B, and those beyond {rows} are padding and not all zero",
+                f"has {found} {named}, and those beyond {rows} are padding and not all zero",
                 "give the base that the adapter was made for",
             )
         )
-    return b[:rows].clone()
+    return per_token[:rows].clone()
 
 
 def _misshapen(module: str, pair: Pair, place: Place, rank: int, hf_config: Mapping[str, Any]) -> Iterator[Diagnostic]:
@@ -176,9 +197,8 @@ def _shared_outer(pairs: Mapping[Place, Pair]) -> bool | None:
 
 def _names(named: Mapping[str, Pair]) -> Iterator[tuple[str, Tensor]]:
     for module, pair in named.items():
-        stem = f"{_PREFIX}{module}" if module == "lm_head" else f"{_MODEL}{module}"
-        yield f"{stem}.lora_A.weight", pair.a
-        yield f"{stem}.lora_B.weight", pair.b
+        yield file_name(module, "A"), pair.a
+        yield file_name(module, "B"), pair.b
 
 
 def _config(config: Mapping[str, Any], alpha: float, targets: list[str]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Taken from `sglang.srt.configs` of SGLang 0.5.23: `qwen3_next` and `qwen3_5` know a layer's type by an interval and
 the rotated share of a head by a key beside `rope_parameters`. transformers reads, and writes, only the list of types
-and the share within. `inkling` reads what is published, and leaves out the parts that are not switched on.
+and the share within. `qwen3_moe` has experts in every layer. `inkling` reads what is published, and leaves out the
+parts that are not switched on.
 """
 
 from __future__ import annotations
@@ -54,8 +55,10 @@ def missing_keys(hf_config: Mapping[str, Any], read: Mapping[str, Any] | None = 
         read: the config that SGLang reads, where it is another file's.
 
     Raises:
-        LoraError: SGLang cannot build the model: its full attention layers stand at no interval.
+        LoraError: SGLang cannot build the model: its full attention layers stand at no interval, or a Qwen3-MoE has
+            layers without experts.
     """
+    _refuse_dense_layers(text_config(hf_config))
     if not is_delta_net_hybrid(hf_config):
         return {}
     read = hf_config if read is None else read
@@ -77,6 +80,24 @@ def unpublished_keys(hf_config: Mapping[str, Any]) -> list[str]:
     lacking += [key for key in _INKLING_KEYS if text.get(key) is None]
     other = (key for key, value in _INKLING_FIXED.items() if text.get(key, value) != value)
     return [*lacking, *(f"{key} = {json.dumps(_INKLING_FIXED[key])}" for key in other)]
+
+
+def _refuse_dense_layers(text: Mapping[str, Any]) -> None:
+    """SGLang's Qwen3-MoE has experts in every layer: it reads no key that says otherwise, passes over the weights of
+    dense layers, and serves experts in their place that nobody set.
+
+    Raises:
+        LoraError: a config with dense layers.
+    """
+    if text.get("model_type") != "qwen3_moe":
+        return
+    for key, usual in (("mlp_only_layers", ([], None)), ("decoder_sparse_step", (1, None))):
+        if text.get(key) not in usual:
+            raise LoraError(
+                f"{key} = {text[key]}",
+                reason="makes layers dense, and SGLang builds experts in every layer of a Qwen3-MoE",
+                cure="use rollout.engine = 'local', or a model with experts in every layer",
+            )
 
 
 def _layer_types(text: Mapping[str, Any]) -> Sequence[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lora_plugins_sdk.errors import LoraError
-from lora_plugins_sdk.serving.sglang_places import Place, family_of, is_delta_net_hybrid, text_config
+from lora_plugins_sdk.serving.sglang_places import IN_PROJ_QKV, Place, family_of, is_delta_net_hybrid, text_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +48,7 @@ def complete_groups(
     """
     named: dict[str, Pair] = {}
     for place, pair in pairs.items():
-        if place.module.endswith("linear_attn.in_proj_qkv"):
+        if place.module.endswith(IN_PROJ_QKV):
             named |= _split_qkv(place, pair, hf_config)
         else:
             named[place.module] = pair

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.peft_config import minimal_config, read_lora_config
+from lora_plugins_sdk.peft_names import FACTOR, factor_name
 from lora_plugins_sdk.serving.sglang_groups import SHARED, Pair, shared_factor
-from lora_plugins_sdk.serving.sglang_places import family_of, layer_prefix, peft_path, place_of
+from lora_plugins_sdk.serving.sglang_places import EMBEDDING, family_of, layer_prefix, peft_path, place_of, text_config
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PREFIX = "base_model.model."
-_NAME = re.compile(r"base_model\.model\.(?P<module>lm_head|model\.layers\.\d+\..+)\.lora_(?P<factor>[AB])\.weight")
+_MODULE = re.compile(r"lm_head|model\.embed_tokens|model\.layers\.\d+\..+")
 _SPLIT = re.compile(r"(?P<stem>.+\.linear_attn\.in_proj_)(?P<part>[qkv])")
 
 
@@ -76,11 +76,14 @@ def from_sglang(
         place = place_of(path, family)
         if place is None or place.module != module.removeprefix("model."):
             raise _unknown(module)
+        embedding = place.target == EMBEDDING
+        if embedding:
+            pair = Pair(a=_with_padding(pair.a, hf_config), b=pair.b)
         if SHARED in module:
             pair = shared_factor(pair, place)
         modules.append(path)
-        named[f"{_PREFIX}{path}.lora_A.weight"] = pair.a
-        named[f"{_PREFIX}{path}.lora_B.weight"] = pair.b
+        named[factor_name(path, "A", embedding=embedding)] = pair.a
+        named[factor_name(path, "B", embedding=embedding)] = pair.b
     leaves = sorted({module.rsplit(".", 1)[-1] for module in modules})
     return PeftForm(
         tensors=dict(sorted(named.items())),
@@ -92,8 +95,13 @@ def from_sglang(
 def _pairs(tensors: Mapping[str, Tensor]) -> dict[str, Pair]:
     factors: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        found = _NAME.fullmatch(name)
-        if found is None:
+        found = FACTOR.fullmatch(name)
+        embedding = found is not None and found["embedding"] is not None
+        if (
+            found is None
+            or _MODULE.fullmatch(found["module"]) is None
+            or embedding != (found["module"].rsplit(".", 1)[-1] == EMBEDDING)
+        ):
             raise _unknown(name)
         factors.setdefault(found["module"], {})[found["factor"]] = tensor
     for module, found in factors.items():
@@ -116,6 +124,16 @@ def _joined(stem: str, parts: Mapping[str, Pair]) -> Pair:
     for block, one in zip(b.split([len(one) for one in rows]), rows, strict=True):
         block.copy_(one)
     return Pair(a=first.a, b=b)
+
+
+def _with_padding(a: Tensor, hf_config: Mapping[str, Any]) -> Tensor:
+    """A of an embedding `[rank, tokens]` with zero columns for the padding of its vocabulary, as HF has it."""
+    text = text_config(hf_config)
+    if a.shape[1] != text.get("unpadded_vocab_size"):
+        return a
+    padded = a.new_zeros(a.shape[0], text["vocab_size"])
+    padded[:, : a.shape[1]] = a
+    return padded
 
 
 def _is_zero(pair: Pair) -> bool:

@@ -12,21 +12,28 @@ from typing import Any
 
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.multimodal import Multimodal
+from lora_plugins_sdk.peft_names import FACTOR, factor_name
+from lora_plugins_sdk.site import EXPERT
 
 _IN_LAYER = re.compile(r"(?:model\.|language_model\.|llm\.)*(?P<layers>layers)\.(?P<layer>\d+)\.(?P<path>.+)")
 _PUBLISHED = "llm."  # Inkling's files; no HF name begins so
 _EXPERT = re.compile(r"mlp\.experts\.(?:(?P<expert>\d+)\.)?(?P<leaf>\w+)")
 _MLP = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
 _QKV = {f"self_attn.{leaf}": "qkv_proj" for leaf in ("q_proj", "k_proj", "v_proj")}
+IN_PROJ_QKV = "linear_attn.in_proj_qkv"
+"""One projection in HF; `in_proj_q`, `in_proj_k` and `in_proj_v` on SGLang."""
 _USUAL = {
     **_QKV,
     "self_attn.o_proj": "o_proj",
     **{f"mlp.{leaf}": target for leaf, target in _MLP.items()},
     **{f"mlp.shared_expert.{leaf}": target for leaf, target in _MLP.items()},
-    "linear_attn.in_proj_qkv": "in_proj_qkvz",
+    IN_PROJ_QKV: "in_proj_qkvz",
     "linear_attn.in_proj_z": "in_proj_qkvz",
     "linear_attn.out_proj": "out_proj",
 }
+EMBEDDING = "embed_tokens"
+OUTSIDE = (EMBEDDING, "lm_head")
+"""What SGLang serves LoRA on beside the layers."""
 HELD_AT_ZERO = ("linear_attn.in_proj_a", "linear_attn.in_proj_b")
 """SGLang serves no LoRA there, but serves the rest of that linear: runs hold these at zero (`pinned_modules`)."""
 _INKLING = {
@@ -47,7 +54,7 @@ class Place:
     Args:
         module: its name there, without the prefixes that wrap a language model.
         target: the normalised name in `target_modules`.
-        layer: the layer's number; None for the head.
+        layer: the layer's number; None for the embedding and the head.
         experts: whether these are routed experts.
         expert: one expert's number; None for all experts in one tensor, and where there are none.
     """
@@ -82,8 +89,9 @@ def place_of(module: str, family: str = "usual") -> Place | None:
         module: full HF name, for example `model.layers.0.mlp.up_proj`.
         family: see `family_of`.
     """
-    if module.rsplit(".", 1)[-1] == "lm_head" and "layers." not in module:
-        return Place(module="lm_head", target="lm_head")
+    leaf = module.rsplit(".", 1)[-1]
+    if leaf in OUTSIDE and "layers." not in module:
+        return Place(module=leaf, target=leaf)
     found = _IN_LAYER.fullmatch(module)
     if found is None:
         return None
@@ -96,6 +104,34 @@ def place_of(module: str, family: str = "usual") -> Place | None:
         )
     name, target = _INKLING.get(path, ("", "")) if family == "inkling" else (path, _USUAL.get(path, ""))
     return Place(module=f"layers.{layer}.{name}", target=target, layer=layer) if target else None
+
+
+def serving_name(hf_name: str, family: str = "usual") -> str | None:
+    """The name of a factor in an export for SGLang; None when it cannot serve LoRA there.
+
+    Args:
+        hf_name: name in a PEFT adapter file. `{expert}` stays; one with three tensors there has `{q,k,v}`.
+        family: see `family_of`.
+    """
+    found = FACTOR.fullmatch(hf_name)
+    place = None if found is None else place_of(found["module"].replace(EXPERT, "0"), family)
+    if found is None or place is None:
+        return None
+    module = place.module.replace(".experts.0.", f".experts.{EXPERT}.") if EXPERT in hf_name else place.module
+    if module.endswith(IN_PROJ_QKV):
+        module = module.removesuffix("qkv") + "{q,k,v}"
+    return file_name(module, found["factor"])
+
+
+def file_name(module: str, factor: str) -> str:
+    """The name of one factor in a file for SGLang.
+
+    Args:
+        module: in SGLang's terms, for example `layers.0.attn.wq_du`.
+        factor: `"A"` or `"B"`.
+    """
+    path = module if module == "lm_head" else f"model.{module}"
+    return factor_name(path, factor, embedding=module == EMBEDDING)
 
 
 def peft_path(path: str, family: str = "usual") -> str:

@@ -27,7 +27,7 @@ class RankReport:
         rank: global rank.
         pid: process id it had.
         outcome: how it stood.
-        summary: one line: the exception, the exit code; empty otherwise.
+        summary: the exception, whole, or the exit code; empty otherwise.
         stack: traceback of a rank that raised, python stacks of a running one, crash dump of one that died.
         output: what the rank wrote to stdout and stderr during the case.
     """
@@ -40,7 +40,7 @@ class RankReport:
     output: str = ""
 
     def __str__(self) -> str:
-        summary = f": {self.summary}" if self.summary else ""
+        summary = f": {self.summary.splitlines()[0]}" if self.summary else ""  # the stack ends with all of it
         parts = [f"--- rank {self.rank} (pid {self.pid}) {self.outcome.value}{summary}"]
         parts += [self.stack.rstrip()] if self.stack else []
         lines = self.output.rstrip().splitlines()
@@ -53,11 +53,14 @@ class WorldError(RuntimeError):
     """A rank raised or died, or time ran out. The message holds every rank's traceback or stack.
 
     Args:
-        what: one line: which function on which layout failed how.
+        what: which function on which layout failed how; kept.
         reports: one report per rank, in order of arrival; kept in rank order as ``reports``.
+        first: the rank that failed first; None when none did in time.
     """
 
-    def __init__(self, what: str, reports: Sequence[RankReport]) -> None:
+    def __init__(self, what: str, reports: Sequence[RankReport], first: int | None = None) -> None:
+        self.what = what
+        self.first = first
         self.reports = tuple(sorted(reports, key=lambda report: report.rank))
         shown = sorted(reports, key=lambda report: list(Outcome).index(report.outcome))
         super().__init__("\n".join([what, *map(str, shown)]))

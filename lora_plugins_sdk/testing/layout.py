@@ -21,11 +21,13 @@ class Layout(RunFacts):
 
     @property
     def name(self) -> str:
-        """Sizes above 1, as in ``tp2xpp2+sp``, and ``etp`` where it is not ``tp``; ``single`` for one rank."""
+        """Sizes above 1, as in ``tp2xpp2+sp`` and ``tp2+vocab128``, and ``etp`` where it is not ``tp``; ``single`` for
+        one rank."""
         sizes = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "cp": self.cp, "ep": self.ep, "etp": self.etp}
         usual = {"etp": self.tp}
         name = "x".join(f"{key}{size}" for key, size in sizes.items() if size != usual.get(key, 1)) or "single"
-        return name + "+sp" * self.sequence_parallel
+        padded = self.make_vocab_size_divisible_by
+        return name + "+sp" * self.sequence_parallel + (f"+vocab{padded}" if padded > 1 else "")
 
     def __str__(self) -> str:
         return self.name
@@ -40,7 +42,9 @@ class Layout(RunFacts):
             raise LoraError(str(self), reason=f"this rank runs in layout {current_layout()}", cure="use current_run()")
         from lora_plugins_sdk.parallel_run import ParallelRun
 
-        return ParallelRun.from_megatron(sequence_parallel=self.sequence_parallel)
+        return ParallelRun.from_megatron(
+            sequence_parallel=self.sequence_parallel, make_vocab_size_divisible_by=self.make_vocab_size_divisible_by
+        )
 
 
 _current: Layout | None = None

@@ -70,7 +70,7 @@ def _run(case: Case) -> Returned | Raised:
     except BaseException as error:  # pytest's Skipped and SystemExit too: nothing a rank does may pass for success
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         return Raised(
-            summary="".join(traceback.format_exception_only(error)).strip().splitlines()[0],
+            summary="".join(traceback.format_exception_only(error)).strip(),
             traceback="".join(traceback.format_exception(error)),
         )
 

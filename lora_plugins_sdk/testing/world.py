@@ -109,10 +109,10 @@ def _collect(case: str, ranks: Sequence[RankProcess], timeout: float) -> list[by
         return [returned[index] for index in range(len(ranks))]
     if failed:
         first = min(failed.values(), key=lambda report: report.outcome is not Outcome.DIED)
-        what = f"{case}: rank {first.rank} {first.outcome.value}: {first.summary}"
+        what, blamed = f"{case}: rank {first.rank} {first.outcome.value}: {first.summary}", first.rank
     else:
-        what = f"{case}: not done after {timeout:g} s"
-    raise WorldError(what, [*failed.values(), *_report_others(ranks, failed, returned)])
+        what, blamed = f"{case}: not done after {timeout:g} s", None
+    raise WorldError(what, [*failed.values(), *_report_others(ranks, failed, returned)], blamed)
 
 
 def _receive(rank: RankProcess, index: int) -> bytes | RankReport:

@@ -40,3 +40,9 @@ def wrong_plugin(tmp_path: Path) -> Path:
     path = tmp_path / "wrong_plugin.py"
     path.write_text(RIGHT + WRONG_LAYER)
     return path
+
+
+@pytest.fixture
+def importable_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`faults` of this folder as a module, in this process and in ranks."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))

@@ -20,6 +20,22 @@ def death() -> Iterator[None]:
 
 
 @contextmanager
+def no_model() -> Iterator[None]:
+    """The plugin's model cannot be built."""
+    from lora_plugins_sdk.errors import Diagnostic, LoraError
+    from lora_plugins_sdk.manager import SelectedPlugin
+
+    def refuse(*arguments: object, **options: object) -> None:
+        problems = [
+            Diagnostic(subject=name, reason="odd", cure="use an even one") for name in ("hidden_size", "head_dim")
+        ]
+        raise LoraError.from_diagnostics("cannot build:", problems)
+
+    with patch.object(SelectedPlugin, "build_model", refuse):
+        yield
+
+
+@contextmanager
 def stuck_reduction() -> Iterator[None]:
     """Rank 1 never reaches the gradient sums that its peer waits for."""
     from lora_plugins_sdk import reduce

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 Command = Callable[..., Any]
 
 
@@ -29,8 +31,8 @@ def test_json_is_all_that_is_printed(lora_plugins: Command, wrong_plugin: Path) 
     assert report["coverage"]["not_exercised"] == []
     (case,) = [case for case in report["cases"] if case["check"] == "peft-names"]
     finding = case["findings"][0]
-    assert finding["projection"] == "model.layers.0.self_attn.q_proj"
-    assert finding["text"].startswith("name of site decoder.layers.0.self_attention.linear_qkv")
+    assert finding["projection"] == "model.embed_tokens"
+    assert finding["text"].startswith("name of site embedding.word_embeddings")
 
 
 def test_failures_are_shown(lora_plugins: Command, wrong_plugin: Path) -> None:
@@ -49,6 +51,23 @@ def test_a_site_that_nobody_exercises_is_seen(lora_plugins: Command, tmp_path: P
     result = lora_plugins("check", "qwen3", "--level", "0", "--hf-config", str(config))
     assert result.code == 0
     assert "NOT EXERCISED output_layer" in result.out
+
+
+def test_a_config_narrower_than_the_rank(lora_plugins: Command, tmp_path: Path) -> None:
+    from lora_plugin_qwen36_moe.architecture import ARCHITECTURE
+
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(dict(ARCHITECTURE.tiny_config) | {"moe_intermediate_size": 6}))
+    options = ("check", "qwen36_moe", "--level", "0", "--hf-config", str(config))
+    result = lora_plugins(*options)
+    assert result.code == 2 and "use a rank of at most 6" in result.err and not result.out
+    assert lora_plugins(*options, "--rank", "4").code == 0
+
+
+@pytest.mark.parametrize(("sharing", "said"), [("outer", "expert_sharing"), ("inner", "expert_sharing='inner'")])
+def test_options_that_fit_no_adapter(lora_plugins: Command, sharing: str, said: str) -> None:
+    result = lora_plugins("check", "qwen3", "--level", "0", "--expert-sharing", sharing)
+    assert result.code == 2 and said in result.err and not result.out
 
 
 def test_snapshot_options(lora_plugins: Command, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from lora_plugins_sdk.testing.conformance.static.packs import pack_problem
 class CrossedPack:
     """Declares one block, though TP splits the weight: ranks would hold other rows than they think."""
 
-    def resolve(self, dims: ModelDims, sections: Sequence[Sequence[int]], tp: int) -> BlockLayout:
+    def resolve(self, dims: ModelDims, sections: Sequence[Sequence[int]], tp: int, multiple: int = 1) -> BlockLayout:
         return BlockLayout.in_order(blocks=1, shares=sections, sections=sections)
 
 
@@ -25,7 +25,7 @@ class CrossedPack:
 class ShortPack:
     """Loses the last rows of every projection when their number is odd."""
 
-    def resolve(self, dims: ModelDims, sections: Sequence[Sequence[int]], tp: int) -> BlockLayout:
+    def resolve(self, dims: ModelDims, sections: Sequence[Sequence[int]], tp: int, multiple: int = 1) -> BlockLayout:
         shares = [[count // tp for count in projection] for projection in sections]
         return BlockLayout.in_order(blocks=tp, shares=shares, sections=sections)
 
@@ -87,8 +87,8 @@ def test_spans_that_reach_into_another_projection() -> None:
 
 def test_names_of_another_layer(wrong_plugin: Path) -> None:
     result = _check(Subject.of("qwen3", plugin=str(wrong_plugin)), "peft-names")
-    first = result.findings[0]
-    assert (first.site, first.factor) == ("decoder.layers.0.self_attention.linear_qkv", "A")
+    first = next(one for one in result.findings if one.site == "decoder.layers.0.self_attention.linear_qkv")
+    assert first.factor == "A"
     assert "would be loaded as model.layers.1.self_attn.q_proj lora_A" in first.cause
 
 

@@ -16,6 +16,7 @@ from lora_harness.train import Trainer
 from lora_plugins_sdk.testing import Layout, current_run
 
 STEPS, CUT = 6, 3
+TARGETS = ["all-linear", "embed_tokens"]
 
 
 def write_model(directory: Path, *, layers: int = 2) -> Path:
@@ -33,7 +34,7 @@ def raw_config(model: Path, output: Path, layout: Layout = Layout()) -> dict[str
         "output": str(output),
         "model": {"path": str(model)},
         "task": {"kind": "function", "prompts": "toy_rewards:prompts", "reward": "toy_rewards:reward"},
-        "lora": {"rank": 4, "alpha": 8.0},
+        "lora": {"rank": 4, "alpha": 8.0, "target_modules": TARGETS},
         "parallel": {
             "tp": layout.tp,
             "pp": layout.pp,

@@ -29,6 +29,7 @@ reward = "toy_rewards:reward"
 [lora]
 rank = 4
 alpha = 8.0
+target_modules = ["all-linear", "embed_tokens"]
 [algorithm]
 prompts_per_step = 6
 group_size = 4

@@ -205,7 +205,7 @@ def test_the_directory_of_a_run_means_its_newest_checkpoint(model, output, tmp_p
 
 def test_a_path_without_a_checkpoint(model, tmp_path):
     ((subject, said),) = refused(config_of(model, tmp_path / "run"), str(tmp_path / "absent")).items()
-    assert subject.endswith("state.json") and "cannot be read" in said
+    assert subject == f"--resume {tmp_path / 'absent'}" and said.startswith("no such directory -> give RUN/")
 
 
 def test_a_warm_start_is_of_the_same_base_and_the_same_file_when_resumed(model, tmp_path):

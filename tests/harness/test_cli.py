@@ -13,6 +13,7 @@ import pytest
 from lora_harness import cli
 from lora_harness.config import TrainConfig
 from lora_harness.config.catalogue import options
+from lora_harness.quickstart.recipe import OWN_KEYS
 from lora_harness.report.metrics_file import MetricsWriter
 
 CONFIG = '[model]\npath = "base"\n[task]\nkind = "reasoning_gym"\ndataset = "chain_sum"\n'
@@ -121,6 +122,16 @@ def test_train_refuses_a_used_output_before_anything_is_loaded(call, config, cal
     assert code == 2 and "already holds a run" in err and not calls
 
 
+@pytest.mark.parametrize("resume", [(), ("--resume", "auto")])
+def test_weights_alone_of_no_named_checkpoint_are_refused_before_the_used_output(call, config, calls, tmp_path, resume):
+    (tmp_path / "runs" / "grpo").mkdir(parents=True)
+    with MetricsWriter(tmp_path / "runs" / "grpo") as metrics:
+        metrics.write({"step": 0})
+    code, out, err = call("train", str(config), "--load-weights-only", *resume)
+    assert code == 2 and not out and not calls
+    assert "--load-weights-only: begins a new run from a checkpoint -> name it: --resume PATH" in err
+
+
 def test_eval_hands_over_the_adapter_or_none(call, config, calls, tmp_path):
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
@@ -132,6 +143,8 @@ def test_eval_hands_over_the_adapter_or_none(call, config, calls, tmp_path):
 def test_eval_refuses_what_is_no_adapter(call, config, calls, tmp_path):
     code, _, err = call("eval", str(config), "--adapter", str(tmp_path))
     assert code == 2 and "has no adapter_config.json" in err and not calls
+    code, _, err = call("eval", str(config), "--adapter", str(tmp_path / "nowhere"))
+    assert code == 2 and "nowhere: no such directory" in err and not calls
 
 
 def test_quickstart_hands_over_its_options(call, calls):
@@ -142,6 +155,15 @@ def test_quickstart_hands_over_its_options(call, calls):
     expected["overrides"] = ["parallel.tp=2", "lora.rank=8"]
     expected |= {"engine": "sglang", "mode": "adapter", "sglang_python": Path("p")}
     assert calls == [("run_quickstart", (), expected)]
+
+
+def test_quickstart_help_names_the_keys_that_set_does_not_take():
+    """Not from the help as it is shown, which is wrapped."""
+    from typer.main import get_command
+
+    command = get_command(cli.app).commands["quickstart"]  # type: ignore[attr-defined]
+    (told,) = (one.help for one in command.params if one.name == "overrides")
+    assert [key for key in OWN_KEYS if f"`{key}`" not in told] == []
 
 
 def test_plot_writes_beside_the_metrics(call, tmp_path):

@@ -113,6 +113,10 @@ def test_a_config_does_not_change(file):
         ("lora.rnk=3", "lora.rnk", "did you mean 'rank'?"),
         ("algorithm.zzz=3", "algorithm.zzz", "known keys here: prompts_per_step"),
         ("task.datset='x'", "task.datset", "did you mean 'dataset'?"),
+        ("rollout.group_size=3", "rollout.group_size", "write algorithm.group_size"),
+        ("lora.every=3", "lora.every", "write checkpoint.every or write eval.every"),
+        ("model.seed=3", "model.seed", "seed stands at the top: write it above the first [table]"),
+        ("task.reward='m:f'", "task.reward", "known keys here: "),  # a key of another kind of task
         ("parallel.tp='2'", "parallel.tp", "expected: tensor parallel size, 1 or more"),
         ("parallel.tp=0", "parallel.tp", "expected: tensor parallel size, 1 or more"),
         ("steps=true", "steps", "expected: training steps"),
@@ -204,8 +208,11 @@ def test_unreadable_files(tmp_path):
     with pytest.raises(LoraError, match="No such file"):
         load_config(tmp_path / "absent.toml")
     (tmp_path / "bad.toml").write_text("steps = \n")
-    with pytest.raises(LoraError, match=r"is not TOML: .*line 1"):
+    with pytest.raises(LoraError, match=r"is not TOML: .*line 1.* -> correct that line"):
         load_config(tmp_path / "bad.toml")
+    (tmp_path / "run.yaml").write_text("steps: 2\n")
+    with pytest.raises(LoraError, match=r"run\.yaml: is not TOML: .* -> write the config in TOML"):
+        load_config(tmp_path / "run.yaml")
 
 
 def test_every_option_is_described():

@@ -52,7 +52,7 @@ def moved(one: ParameterTable, module: str, region: str = "language") -> Paramet
 def config(directory: Path, **rollout: Any) -> TrainConfig:
     (directory / "config.json").write_text(json.dumps(QWEN3))
     task = {"kind": "reasoning_gym", "dataset": "chain_sum"}
-    lora = {"rank": 2, "target_modules": ["all-linear", "lm_head"]}
+    lora = {"rank": 2, "target_modules": ["all-linear", "embed_tokens", "lm_head"]}
     return parse_config({"model": {"path": str(directory)}, "task": task, "steps": 1, "lora": lora, "rollout": rollout})
 
 

@@ -11,7 +11,7 @@ from tiny_model import write_tiny_hybrid
 from lora_harness.quickstart.tokenizer import VOCABULARY, build_tokenizer
 
 STEPS = 3
-SHORT = ('lora.target_modules=["all-linear", "router"]', f"steps={STEPS}", "eval.every=0")
+SHORT = ('lora.target_modules=["all-linear", "embed_tokens", "router"]', f"steps={STEPS}", "eval.every=0")
 pytestmark = [pytest.mark.world, pytest.mark.slow]
 
 

@@ -12,7 +12,7 @@ from lora_harness.quickstart.tokenizer import VOCABULARY, build_tokenizer
 
 STEPS = 3
 SHORT = (
-    'lora.target_modules=["all-linear", "lm_head"]',
+    'lora.target_modules=["all-linear", "embed_tokens", "lm_head"]',
     "lora.expert_sharing=outer",
     f"steps={STEPS}",
     "eval.every=0",

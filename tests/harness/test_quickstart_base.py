@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from lora_harness.engines import GenerationRequest, SamplingParams
 from lora_harness.engines.local import LocalEngine
 from lora_harness.engines.model_files import load_hf_tokenizer
+from lora_harness.engines.sglang.base_fit import refuse_other_layouts
 from lora_harness.quickstart.arithmetic import prompts, reward
 from lora_harness.quickstart.base_model import Base, make_base
 from lora_harness.quickstart.model import model_config
@@ -72,11 +73,14 @@ def test_accuracy_is_what_the_engine_samples(tmp_path: Path) -> None:
     assert abs(share - want) < 5 * (want * (1 - want) / count) ** 0.5
 
 
-def test_base_is_an_ordinary_directory(tmp_path: Path) -> None:
-    base = quick_base(tmp_path / "base")
+@pytest.mark.parametrize(("model", "model_type"), [("qwen3", "qwen3"), ("inkling", "inkling_mm_model")])
+def test_base_is_an_ordinary_directory(tmp_path: Path, model: str, model_type: str) -> None:
+    """As its publishers write it, which is what every engine reads."""
+    base = quick_base(tmp_path / "base", recipe=replace(QUICK, model=model_config(model) | SMALL))
     assert not base.reused
     config = json.loads((base.path / "config.json").read_text())
-    assert config["model_type"] == "qwen3"
+    assert config["model_type"] == model_type
+    refuse_other_layouts(base.path, config)
     engine = LocalEngine(base.path)
     tokenizer = load_hf_tokenizer(base.path)
     example = prompts("eval", 1, 0)[0]

@@ -17,7 +17,8 @@ from small_quickstart import hardly_taught
 from lora_harness.evaluate import evaluate, run_evaluation
 from lora_harness.quickstart import run as quickstart_run
 from lora_harness.quickstart import run_quickstart
-from lora_harness.quickstart.previous import prepare_output
+from lora_harness.quickstart.previous import earlier_run_aside
+from lora_harness.report import refuse_used_output
 from lora_plugins_sdk import read_adapter, write_adapter
 from lora_plugins_sdk.errors import LoraError
 
@@ -27,17 +28,45 @@ from lora_plugins_sdk.errors import LoraError
     [
         ({"engine": "no_such"}, r"'no_such'.*local"),
         ({"model": "no_such"}, r"'no_such'.*qwen3"),
-        ({"model": "inkling", "engine": "sglang"}, r"SGLang reads Inkling as it is published.*use the local engine"),
         ({"steps": 0}, "steps"),
         (
             {"overrides": ["seed=1", "task.kind=jsonl"]},
             r"--set seed: .* -> use --seed\n.*--set task.kind: .*lora-grpo train",
         ),
         ({"overrides": ["lora.rnk=1"]}, r"lora.rnk: unknown key"),
+        ({"overrides": ["lora.target_modules=['embed_token']"]}, r"'embed_token': .* did you mean 'embed_tokens'"),
+        ({"overrides": ["lora.expert_sharing=outer"]}, "expert_sharing 'outer': has no effect"),
+        (
+            {"model": "inkling", "overrides": ["lora.rank=32", "lora.target_modules=['all-linear', 'embed_tokens']"]},
+            r"embed_tokens:\n  - rank=32: larger than .* -> use a rank of at most 16",
+        ),
+        ({"overrides": ["lora.rank=1000"]}, r"lora.rank = 1000: .*down_proj 128, .*k_proj \d+.* -> .* at most 128"),
+        (
+            {"model": "qwen36_moe", "overrides": ["lora.target_modules=['in_proj_b']"]},
+            r"lora.rank = 16: .*in_proj_b 2 -> use a rank of at most 2",
+        ),
+        ({"overrides": ["lora.exclude_modules=['*']"]}, "nothing is left to train after exclusions"),
+        (
+            {"overrides": ["parallel.pp=3"], "world": 3},
+            r"pipeline parallel size 3: does not divide the model's 2 layers",
+        ),
+        (
+            {
+                "model": "qwen36_moe",
+                "engine": "sglang",
+                "mode": "merge",
+                "overrides": ["lora.rank=4", "lora.target_modules=['gate']"],
+            },
+            "routers are trained in adapter mode only",
+        ),
         ({"overrides": ["parallel.tp=2"]}, r"cannot share out 1 started process -> .*torchrun --nproc-per-node 2"),
     ],
 )
-def test_bad_arguments_leave_nothing(tmp_path: Path, arguments: dict, said: str) -> None:
+def test_bad_arguments_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict, said: str
+) -> None:
+    """Neither a base, which takes minutes to make: it would be there."""
+    monkeypatch.setenv("WORLD_SIZE", str(arguments.pop("world", 1)))
     with pytest.raises(LoraError, match=said):
         run_quickstart(output=tmp_path / "run", **arguments)
     assert not (tmp_path / "run").exists()
@@ -49,7 +78,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("quickstart") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quickstart_run, "BaseRecipe", hardly_taught)
-        run_quickstart(output=output, steps=2)
+        run_quickstart(output=output, steps=2, overrides=("checkpoint.every=1",))
+        assert (output / "checkpoints" / "step-000002").is_dir()
         (output / "notes.txt").write_text("mine")
         first = (output / "base" / "model.safetensors").stat().st_mtime_ns
         run_quickstart(output=output, steps=2)
@@ -61,6 +91,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_everything_is_written_and_a_second_run_replaces_the_first(finished: Path) -> None:
     names = {one.name for one in finished.iterdir()}
     assert names >= {"base", "adapter", "config.toml", "metrics.jsonl", "reward.png", "summary.json", "notes.txt"}
+    assert "checkpoints" not in names
     rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1]
     assert (finished / "notes.txt").read_text() == "mine"
@@ -132,24 +163,70 @@ def test_several_ranks_make_one_base_and_train_together(tmp_path: Path) -> None:
 
 def test_output_of_another_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(LoraError, match="already holds a run"):
-        prepare_output(tmp_path)
+    with pytest.raises(LoraError, match="already holds a run"), earlier_run_aside(tmp_path):
+        pass
     assert (tmp_path / "metrics.jsonl").read_text() == "{}\n"
 
 
 def test_foreign_files_of_a_runs_names_are_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
-    with pytest.raises(LoraError, match="adapter, which no quickstart wrote"):
-        prepare_output(tmp_path)
+    with pytest.raises(LoraError, match="adapter, which no quickstart wrote"), earlier_run_aside(tmp_path):
+        pass
     assert (tmp_path / "adapter").is_dir()
 
 
-def test_only_run_files_are_replaced(tmp_path: Path) -> None:
-    assert not prepare_output(tmp_path / "out")
-    for name in ("metrics.jsonl", "summary.json", "notes.txt"):
-        (tmp_path / "out" / name).write_text("x")
-    (tmp_path / "out" / "adapter").mkdir()
-    (tmp_path / "out" / "base").mkdir()
-    assert prepare_output(tmp_path / "out")
-    assert sorted(one.name for one in (tmp_path / "out").iterdir()) == [".quickstart", "base", "notes.txt"]
-    assert not prepare_output(tmp_path / "out")
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """What a quickstart with checkpoints leaves, killed while it wrote, and what the user put beside it."""
+    output = tmp_path / "out"
+    with earlier_run_aside(output) as found:
+        assert not found
+    for name in ("metrics.jsonl", "summary.json", "notes.txt", "sglang/engine-0.log", "base/config.json"):
+        (output / name).parent.mkdir(exist_ok=True)
+        (output / name).write_text("{}\n")
+    for name in ("adapter", ".adapter.partial", "checkpoints/step-000001", "checkpoints/.step-000002.partial"):
+        (output / name).mkdir(parents=True)
+    (output / "checkpoints" / "step-000001" / "state.json").write_text("{}")
+    return output
+
+
+def content(directory: Path) -> dict[str, str]:
+    files = (one for one in sorted(directory.rglob("*")) if one.is_file())
+    return {str(one.relative_to(directory)): one.read_text() for one in files}
+
+
+def test_only_run_files_are_replaced_and_the_next_run_is_not_refused(earlier: Path) -> None:
+    with earlier_run_aside(earlier) as found:
+        assert found
+        refuse_used_output(earlier)
+    assert sorted(one.name for one in earlier.iterdir()) == [".quickstart", "base", "notes.txt"]
+    with earlier_run_aside(earlier) as found:
+        assert not found
+
+
+def test_a_run_that_is_refused_leaves_the_earlier_result(earlier: Path) -> None:
+    """Logs of engines that did not start stay where the error says that they are."""
+    before = content(earlier)
+    with pytest.raises(LoraError, match="refused"), earlier_run_aside(earlier):
+        (earlier / "sglang").mkdir()
+        (earlier / "sglang" / "engine-0.log").write_text("why")
+        raise LoraError("run", reason="refused", cure="none")
+    assert content(earlier) == before | {"sglang/engine-0.log": "why"}
+    with earlier_run_aside(earlier), pytest.raises(LoraError, match="another process"), earlier_run_aside(earlier):
+        pass
+
+
+def test_a_killed_start_leaves_the_earlier_result_to_the_next(earlier: Path) -> None:
+    before = content(earlier)
+    (earlier / ".replaced").mkdir()
+    for name in ("adapter", "checkpoints", "metrics.jsonl"):
+        (earlier / name).rename(earlier / ".replaced" / name)
+    with pytest.raises(LoraError, match="refused"), earlier_run_aside(earlier):
+        raise LoraError("run", reason="refused", cure="none")
+    assert content(earlier) == before
+
+
+def test_a_base_of_somebody_else_is_refused_before_the_earlier_result_is_gone(earlier: Path) -> None:
+    with pytest.raises(LoraError, match="no quickstart base"):
+        run_quickstart(output=earlier, steps=1)
+    assert (earlier / "checkpoints" / "step-000001" / "state.json").is_file()

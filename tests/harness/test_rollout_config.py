@@ -92,6 +92,14 @@ REFUSED = [
         {"engine": "sglang", "mode": "adapter", "sglang": {"arguments": {"dp_size": 2}}},
         r"arguments\.dp_size: 2 copies in one engine cannot be updated.* -> .*rollout\.sglang\.engines",
     ),
+    (
+        {"engine": "sglang", "mode": "merge", "sglang": {"arguments": {"tp_size": 2}}},
+        r"arguments\.tp_size: merge mode checks all weights of an engine.* 2 ranks.* -> set rollout\.mode = 'adapter'",
+    ),
+    (
+        {"engine": "sglang", "sglang": {"arguments": {"pp_size": 2}}},
+        r"arguments\.pp_size: merge mode .* 2 ranks.* -> .*rollout\.sglang\.engines runs several of one rank each",
+    ),
     ({"engine": "sglang", "sglang": {"pyhton": "p"}}, r"rollout\.sglang\.pyhton: unknown key -> did you mean 'python'"),
 ]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +45,60 @@ def test_full_attention_at_no_interval(tmp_path: Path) -> None:
     refuse_unservable(config(tmp_path, uneven, engine="local", mode=None), RunFacts())
 
 
-@pytest.mark.parametrize("mode", ["adapter", "merge"])
-def test_a_width_that_the_engines_ranks_do_not_divide(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"attention_factor": 1.4}, "attention_factor = 1.4: gives transformers another factor"),
+        ({"mscale": 1.0, "mscale_all_dim": 0.0}, "mscale = 1.0 and mscale_all_dim = 0.0: gives transformers another"),
+        ({"attention_factor": 0.1 * math.log(4.0) + 1.0}, None),
+        ({"mscale": 0.7, "mscale_all_dim": 0.3}, None),
+        ({}, None),
+    ],
+)
+def test_yarn_whose_factor_sglang_does_not_read(tmp_path: Path, more: dict[str, float], words: str | None) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16}
+    run = config(tmp_path, QWEN3 | {"rope_parameters": rope | more})
+    if words is None:
+        refuse_unservable(run, RunFacts())
+        return
+    with pytest.raises(LoraError, match=re.escape(words)):
+        refuse_unservable(run, RunFacts())
+
+
+QWEN3_MOE = {**load_plugin(architecture="qwen3_moe").architecture.quickstart_config, "vocab_size": 61}
+
+
+def test_dense_layers_of_a_qwen3_moe(tmp_path: Path) -> None:
+    """SGLang would build experts there, whose weights nobody sets."""
+    dense = QWEN3_MOE | {"mlp_only_layers": [0], "intermediate_size": 48}
+    for rollout in ({"mode": "adapter"}, {"mode": "merge"}, {"mode": None, "train_only": True}):
+        with pytest.raises(LoraError, match=r"mlp_only_layers = \[0\]: makes layers dense.*rollout\.engine = 'local'"):
+            refuse_unservable(config(tmp_path, dense, **rollout), RunFacts())
+    refuse_unservable(config(tmp_path, dense, engine="local", mode=None), RunFacts())
+
+
+def test_fused_experts_of_a_qwen3_moe(tmp_path: Path) -> None:
+    """SGLang passes over such names."""
+    run = config(tmp_path, QWEN3_MOE)
+    layer, weights = "model.layers.0.mlp", tmp_path / "model.safetensors"
+    save_file({f"{layer}.gate.weight": torch.ones(2), f"{layer}.experts.0.down_proj.weight": torch.ones(2)}, weights)
+    refuse_unservable(run, RunFacts())
+    save_file({f"{layer}.gate.weight": torch.ones(2), f"{layer}.experts.down_proj": torch.ones(2)}, weights)
+    with pytest.raises(
+        LoraError, match=r"experts\.down_proj and the like: SGLang reads a Qwen3-MoE with tensors of each"
+    ):
+        refuse_unservable(run, RunFacts())
+    refuse_unservable(config(tmp_path, QWEN3_MOE, engine="local", mode=None), RunFacts())
+
+
+@pytest.mark.parametrize("rollout", [{"mode": "adapter"}, {"mode": None, "train_only": True}])
+def test_a_width_that_the_engines_ranks_do_not_divide(tmp_path: Path, rollout: dict[str, Any]) -> None:
     """SGLang on a CPU pads it and ends at the first request of an adapter, which it does not pad."""
     odd = QWEN3 | {"intermediate_size": 50}
-    refuse_unservable(config(tmp_path, odd, mode=mode), RunFacts())
-    refuse_unservable(config(tmp_path, odd, mode=mode, sglang={"arguments": {"tp_size": 2}}), RunFacts())
+    refuse_unservable(config(tmp_path, odd, **rollout), RunFacts())
+    refuse_unservable(config(tmp_path, odd, **rollout, sglang={"arguments": {"tp_size": 2}}), RunFacts())
     with pytest.raises(LoraError, match=r"intermediate_size = 50: SGLang needs a multiple of 4 on 4 ranks.*tp_size"):
-        refuse_unservable(config(tmp_path, odd, mode=mode, sglang={"arguments": {"tp_size": 4}}), RunFacts())
+        refuse_unservable(config(tmp_path, odd, **rollout, sglang={"arguments": {"tp_size": 4}}), RunFacts())
 
 
 def test_widths_that_sglangs_own_kernels_pad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +109,7 @@ def test_widths_that_sglangs_own_kernels_pad(tmp_path: Path, monkeypatch: pytest
     refuse_unservable(config(tmp_path, HYBRID, sglang={"urls": ["http://127.0.0.1:1"]}), RunFacts())
 
 
-SPARSE = {"model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 24, "intermediate_size": 50}
+SPARSE = {"model_type": "qwen2_moe", "num_experts": 8, "moe_intermediate_size": 24, "intermediate_size": 50}
 INKLING = {
     "model_type": "inkling_mm_model",
     "text_config": {"intermediate_size": 24, "dense_intermediate_size": 36, "moe_intermediate_size": 25},
@@ -72,6 +120,7 @@ INKLING = {
     ("hf_config", "arguments", "refused"),
     [
         (SPARSE, {"tp_size": 4}, None),  # the width of dense layers, of which it has none
+        (SPARSE | {"num_experts": None, "num_local_experts": 8}, {"tp_size": 4}, None),
         (SPARSE | {"mlp_only_layers": [1]}, {"tp_size": 4}, "intermediate_size = 50"),
         (SPARSE | {"decoder_sparse_step": 2}, {"tp_size": 4}, "intermediate_size = 50"),
         (SPARSE, {"tp_size": 16}, "moe_intermediate_size = 24: SGLang needs a multiple of 16 on 16 ranks"),

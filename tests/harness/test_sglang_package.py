@@ -9,22 +9,25 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_model import write_tiny_qwen3
+from tiny_model import VOCAB, write_tiny_qwen3
 from torch import Tensor
 
 from lora_harness.engines.sglang.sync.fold import Folder
 from lora_harness.engines.sglang.sync.package import LoraSettings, Packer
 from lora_harness.engines.sglang.sync.transport import DirectoryTransport, MemoryTransport
 from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.peft_names import factor_name
 from lora_plugins_sdk.weight_files import read_weight_files
 
 RANK = 4
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens", "lm_head")
 CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "target_modules": list(TARGETS)}
 SETTINGS = LoraSettings(
-    targets=frozenset({"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"}), max_rank=8, slots=3
+    targets=frozenset({"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "embed_tokens", "lm_head"}),
+    max_rank=8,
+    slots=3,
 )
-LAYER = "base_model.model.model.layers.1"
+LAYER, EMBEDDING = "base_model.model.model.layers.1", "base_model.model.model.embed_tokens"
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +41,18 @@ def tensors(model: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name in base.where:
         module = name.removesuffix(".weight")
-        if module.rsplit(".", 1)[-1] in TARGETS:
-            out, width = base.tensor(name).shape
-            found[f"base_model.model.{module}.lora_A.weight"] = torch.randn(RANK, width)
-            found[f"base_model.model.{module}.lora_B.weight"] = torch.randn(out, RANK)
+        if (leaf := module.rsplit(".", 1)[-1]) in TARGETS:
+            embedding = leaf == "embed_tokens"
+            out, width = reversed(base.tensor(name).shape) if embedding else base.tensor(name).shape
+            found[factor_name(module, "A", embedding=embedding)] = torch.randn(RANK, width)
+            found[factor_name(module, "B", embedding=embedding)] = torch.randn(out, RANK)
     return found
 
 
 def test_a_package_holds_every_tensor_with_its_checksum(model: Path, tensors: dict[str, Tensor]) -> None:
-    """B24, B36: all 2 * (2 * 7 + 1) factors, under the names of the engine, in memory of their own."""
+    """B24, B36: all 2 * (2 * 7 + 2) factors, under the names of the engine, in memory of their own."""
     package = Packer(model, SETTINGS).pack(1, tensors, CONFIG)
-    assert package.name == "policy-v1" and len(package.tensors) == 30
+    assert package.name == "policy-v1" and len(package.tensors) == 32
     assert package.checksums.keys() == package.tensors.keys() == tensors.keys()
     assert set(package.config["target_modules"]) == SETTINGS.targets
     assert package.num_bytes == sum(one.numel() * 4 for one in tensors.values())
@@ -89,6 +93,10 @@ def _value(name: str, value: float) -> Callable[[dict[str, Tensor]], None]:
             lambda tensors: tensors.update({f"{LAYER}.mlp.up_proj.lora_A.weight": torch.ones(RANK, 31)}),
             r"has shape \[4, 31\], the engine copies it into \[4, 32\]",
         ),
+        (
+            lambda tensors: tensors.update({f"{EMBEDDING}.lora_embedding_A": torch.ones(RANK, VOCAB + 2)}),
+            rf"embed_tokens: has {VOCAB + 2} columns of lora_embedding_A, and the base has {VOCAB} tokens",
+        ),
         (_value(f"{LAYER}.mlp.up_proj.lora_A.weight", math.nan), "up_proj.lora_A.weight: holds NaN or infinite"),
         (_value("base_model.model.lm_head.lora_B.weight", math.inf), "lm_head.lora_B.weight: holds NaN or infinite"),
     ],
@@ -107,10 +115,6 @@ def test_tensors_that_the_engine_would_misuse(
     [
         (LoraSettings(targets=SETTINGS.targets, max_rank=2, slots=3), "r=4: the engines take ranks up to 2"),
         (LoraSettings(targets=SETTINGS.targets - {"o_proj"}, max_rank=8, slots=3), "o_proj: the engines were started"),
-        (
-            LoraSettings(targets=SETTINGS.targets | {"embed_tokens"}, max_rank=8, slots=3),
-            "embed_tokens: the engines were started for it",
-        ),
     ],
 )
 def test_what_the_engines_were_not_started_for(
@@ -119,6 +123,16 @@ def test_what_the_engines_were_not_started_for(
     """B41: a slot that the engine would not fill keeps what an earlier adapter left there."""
     with pytest.raises(LoraError, match=expected):
         Packer(model, settings).pack(1, tensors, CONFIG)
+
+
+@pytest.mark.parametrize("leaf", ["embed_tokens", "lm_head"])
+def test_one_of_embedding_and_head_where_the_engines_have_both(
+    model: Path, tensors: dict[str, Tensor], leaf: str
+) -> None:
+    """B41: SGLang clears their slots together or not at all."""
+    rest = {name: one for name, one in tensors.items() if leaf not in name}
+    with pytest.raises(LoraError, match=f"{leaf}: the engines were started for it"):
+        Packer(model, SETTINGS).pack(1, rest, CONFIG)
 
 
 def test_a_version_that_lost_a_layer(model: Path, tensors: dict[str, Tensor]) -> None:
@@ -155,7 +169,7 @@ def test_directories_appear_whole_and_go_away(model: Path, tensors: dict[str, Te
 
 def test_a_merge_larger_than_the_buffer(model: Path, tensors: dict[str, Tensor]) -> None:
     folded = Folder(model, 1).fold(1, tensors, CONFIG)
-    assert len(folded.folds) == 15
+    assert len(folded.folds) == 16
     with pytest.raises(LoraError, match="and a bucket is 0 MiB at most"):
         Folder(model, 0).fold(1, tensors, CONFIG)
 

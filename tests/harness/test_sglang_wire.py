@@ -135,6 +135,28 @@ def test_a_server_that_does_not_fit_is_told_how_to_start(changes: dict[str, Any]
     assert reason in found.reason and cure in found.cure
 
 
+@pytest.mark.parametrize("leaf", ["embed_tokens", "lm_head"])
+def test_a_server_for_embedding_and_head_is_none_for_one_of_them(leaf: str):
+    """SGLang clears a slot of the two together: the other one would be what the server's last adapter left there."""
+    one = LoraSettings(targets=LORA.targets | {leaf}, max_rank=16, slots=3)
+    for targets in (["all"], ["embed_tokens", "lm_head", "o_proj", "qkv_proj"]):
+        [found] = misfits("u", {**SERVER, "lora_target_modules": targets}, one, {})
+        assert "would keep what an earlier adapter had there" in found.reason and leaf not in found.reason
+        assert leaf in found.cure
+    assert not list(misfits("u", {**SERVER, "lora_target_modules": sorted(one.targets)}, one, {}))
+    both = LoraSettings(targets=LORA.targets | {"embed_tokens", "lm_head"}, max_rank=16, slots=3)
+    assert not list(misfits("u", {**SERVER, "lora_target_modules": ["all"]}, both, {}))
+
+
+def test_merged_weights_are_compared_on_engines_of_one_rank():
+    assert not list(misfits("u", {"dp_size": 1, "tp_size": 1, "pp_size": 1}, None, {}))
+    [found] = misfits("u", {"dp_size": 1, "tp_size": 2, "pp_size": 1}, None, {})
+    assert "over 2 ranks (tp_size)" in found.reason and found.cure.startswith(
+        "start it with --tp-size 1, or set rollout.mode"
+    )
+    assert not list(misfits("u", {**SERVER, "tp_size": 2}, LORA, {})), "adapters are whole on each rank"
+
+
 def test_merged_weights_need_a_server_without_lora():
     assert not list(misfits("u", {"dp_size": 1}, None, {}))
     [found] = misfits("u", SERVER, None, {})

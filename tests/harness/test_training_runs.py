@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from started_runs import COMPARED, STEPS, assert_same_run, rows, run_harness
 from tiny_model import write_tiny_qwen3
 
@@ -58,6 +59,16 @@ def test_a_run_trains_and_leaves_everything(alone: Path) -> None:
     assert summary["reward_after"] > summary["reward_before"]
     for name in ("config.toml", "reward.png", "adapter/adapter_config.json", "tensorboard"):
         assert (alone / name).exists(), name
+
+
+def test_tokens_that_no_batch_had_keep_their_embedding(alone: Path) -> None:
+    """As in PEFT, A of the embedding begins at zero: a column moves with its token and not before."""
+    tensors = load_file(alone / "adapter" / "adapter_model.safetensors")
+    stem = "base_model.model.model.embed_tokens.lora_embedding_"
+    a, b = tensors[f"{stem}A"], tensors[f"{stem}B"]
+    assert a.shape == (4, len(VOCABULARY)) and b.shape == (32, 4)
+    moved = a.any(dim=0)
+    assert moved.any() and not moved.all() and (a != 0)[:, moved].all()
 
 
 def test_the_resolved_config_repeats_the_run(model: Path, alone: Path, tmp_path: Path) -> None:

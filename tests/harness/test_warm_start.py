@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpointed_run import config_of, write_model
+from checkpointed_run import TARGETS, config_of, write_model
 from torch import Tensor
 
 from lora_harness.batch import DrawnSequence, StepBatch, pack
@@ -108,11 +108,14 @@ def test_the_reference_may_be_the_base(model: Path, adapter: Path, base: Tensor,
 @pytest.mark.parametrize(
     ("lora", "said"),
     [
-        ({"rank": 8, "alpha": 8.0}, "r=4: the attached adapter has 8"),
-        ({"rank": 4, "alpha": 4.0}, "lora_alpha=8: the attached adapter has 4.0"),
-        ({"rank": 4, "alpha": 8.0, "use_rslora": True}, "use_rslora=False: the attached adapter has True"),
+        ({"rank": 8, "alpha": 8.0, "target_modules": TARGETS}, "r=4: the attached adapter has 8"),
+        ({"rank": 4, "alpha": 4.0, "target_modules": TARGETS}, "lora_alpha=8: the attached adapter has 4.0"),
+        (
+            {"rank": 4, "alpha": 8.0, "target_modules": TARGETS, "use_rslora": True},
+            "use_rslora=False: the attached adapter has True",
+        ),
         ({"rank": 4, "alpha": 8.0, "target_modules": ["q_proj"]}, "has no place in the attached adapter"),
-        ({"rank": 4, "alpha": 8.0, "target_modules": ["all-linear", "lm_head"]}, "is missing from the adapter"),
+        ({"rank": 4, "alpha": 8.0, "target_modules": [*TARGETS, "lm_head"]}, "is missing from the adapter"),
     ],
 )
 def test_an_adapter_of_other_options_is_refused(

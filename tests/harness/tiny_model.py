@@ -60,6 +60,20 @@ def write_tiny_inkling(directory: Path, *, vocab_size: int = VOCAB, padding: int
     return directory
 
 
+def write_tiny_qwen3_moe(directory: Path, *, vocab_size: int = VOCAB) -> Path:
+    """A random Qwen3-MoE with dense layers beside those with experts, without a tokenizer."""
+    options: dict[str, Any] = {**load_plugin(architecture="qwen3_moe").architecture.tiny_config}
+    options["vocab_size"] = vocab_size
+    config = AutoConfig.for_model(options.pop("model_type"), **options, initializer_range=0.2)
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    model.save_pretrained(directory)
+    return directory
+
+
 def write_tiny_hybrid(directory: Path, *, vocab_size: int = VOCAB, multimodal: bool = False) -> Path:
     """A random model of gated delta nets, gated attention and experts, alone or with a tower, without a tokenizer."""
     options: dict[str, Any] = {

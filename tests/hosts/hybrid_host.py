@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.hosts.gpt import build_gpt, transformer_config
+from lora_plugins_sdk.hosts.rope import Rope
 from lora_plugins_sdk.hosts.sizes import hybrid_size_fields
 from lora_plugins_sdk.testing import current_run
 
@@ -49,7 +50,7 @@ def build_hybrid(**overrides: Any) -> Any:
     """This rank's model, weights uninitialised."""
     run, dims = current_run(), ModelDims(HF)
     config = transformer_config(run, dtype=torch.float32, model=hybrid_size_fields(dims) | MODEL, overrides=overrides)
-    return build_gpt(config, run, dims, rope_theta=10000.0, rotary_percent=0.25)
+    return build_gpt(config, run, dims, rope=Rope(theta=10000.0, percent=0.25))
 
 
 def train_hybrid(**overrides: Any) -> Tensor:

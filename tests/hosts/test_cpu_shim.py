@@ -6,6 +6,7 @@ import sys
 import torch
 
 from lora_plugins_sdk.hosts.cpu_shim import install_cpu_shim
+from lora_plugins_sdk.hosts.eager_functions import compiled_functions
 
 WITH_CUDA = """
 import torch
@@ -34,6 +35,24 @@ def test_installing_twice_changes_nothing_more() -> None:
 
 def test_nothing_is_touched_where_cuda_is_available() -> None:
     subprocess.run([sys.executable, "-c", WITH_CUDA], check=True, timeout=120)
+
+
+def test_no_function_of_megatron_core_is_compiled() -> None:
+    """Whatever is imported before the shim or after it; what a caller compiles stays so."""
+    install_cpu_shim()
+    from megatron.core import jit
+    from megatron.core.fusions.fused_bias_swiglu import SwiGLUFunction, swiglu
+
+    @torch.compile
+    def own(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    assert not list(compiled_functions()) and jit.jit_fuser(own) is own and hasattr(own, "_torchdynamo_orig_callable")
+    x = torch.randn(3, 8)
+    first, second = x.chunk(2, -1)
+    expected = torch.nn.functional.silu(first) * second
+    torch.testing.assert_close(swiglu(x), expected)
+    torch.testing.assert_close(SwiGLUFunction.apply(x, False, False), expected)
 
 
 def test_only_the_schedules_see_cuda_as_the_cpu() -> None:

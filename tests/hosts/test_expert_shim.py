@@ -79,6 +79,18 @@ def fp8_switch() -> Iterator[None]:
 
 
 @contextmanager
+def eager_functions() -> Iterator[None]:
+    """A method compiled as megatron-core has it, on a machine without a C++ compiler."""
+    from megatron.core.ssm.gated_delta_net import GatedDeltaNet
+    from torch._inductor import config
+
+    machine = {"cpp.cxx": (None, "no-such-compiler"), "force_disable_caches": True}
+    compiled = torch.compile(GatedDeltaNet._apply_gated_norm)
+    with config.patch(machine), patch.object(GatedDeltaNet, "_apply_gated_norm", compiled):
+        yield
+
+
+@contextmanager
 def _delta_net(name: str, value: object) -> Iterator[None]:
     from megatron.core.ssm import gated_delta_net
 
@@ -90,18 +102,24 @@ def _delta_net(name: str, value: object) -> Iterator[None]:
         yield
 
 
-def train_without(removed: Callable[[], Iterator[None]] | None) -> None:
+def train_without(removed: Callable[[], Iterator[None]] | None) -> int:
+    """Number of functions that torch compiled meanwhile."""
+    from torch._dynamo.utils import counters
+
+    counters.clear()
     with ExitStack() as stack:
         if removed is not None:
             stack.enter_context(removed())  # type: ignore[arg-type]
         train_hybrid(**RECOMPUTE)
+    return counters["frames"]["total"]
 
 
 @pytest.mark.world
 @pytest.mark.mcore_matrix
 @pytest.mark.parametrize("layout", [ONE, EP2, EP2_ETP2], ids=str)
 def test_it_trains_with_all_of_them(layout: Layout) -> None:
-    run_world(train_without, layout, None)
+    """And without a C++ compiler."""
+    assert run_world(train_without, layout, None) == [0] * layout.world_size
 
 
 def gradient(overrides: dict[str, Any]) -> Tensor:
@@ -126,6 +144,7 @@ def test_recomputed_outputs_change_nothing() -> None:
         (fp8_switch, ONE, "FP8GlobalStateManager"),
         (delta_net_flag, ONE, "FLA is not installed|flash-linear-attention"),
         (delta_net_norm, ONE, "not callable"),
+        (eager_functions, ONE, "No working C.. compiler found"),
     ],
 )
 def test_it_does_not_without(removed: Callable[[], Iterator[None]], layout: Layout, words: str) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.hosts.gpt import build_gpt, transformer_config
+from lora_plugins_sdk.hosts.rope import Rope
 from lora_plugins_sdk.hosts.sizes import dense_size_fields
 from lora_plugins_sdk.testing import Layout, current_run, run_world
 
@@ -58,7 +59,7 @@ def _step(tied: bool, train_embedding: bool, overrides: dict[str, Any]) -> dict[
     )
     config = transformer_config(run, dtype=torch.float64, model=model_fields, overrides=overrides)
     config.finalize_model_grads_func = finalize_model_grads
-    model = build_gpt(config, run, dims, rope_theta=10000.0)
+    model = build_gpt(config, run, dims, rope=Rope(theta=10000.0))
     first_layer = run.pp_rank * HF["num_hidden_layers"] // run.facts.pp
     trained: dict[str, torch.nn.Parameter] = {}
     for stage_name, weight in model.named_parameters():

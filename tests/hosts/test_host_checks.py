@@ -1,23 +1,38 @@
 """What the builders refuse: fields, sizes, overrides and world sizes."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.errors import LoraError
-from lora_plugins_sdk.hosts.hf_fields import rope_theta, unsupported_fields
-from lora_plugins_sdk.hosts.sizes import dense_size_problems, hybrid_size_problems, padded_vocab_size
+from lora_plugins_sdk.hosts.hf_fields import unsupported_fields
+from lora_plugins_sdk.hosts.sizes import (
+    dense_size_problems,
+    hybrid_size_problems,
+    moe_size_fields,
+    moe_size_problems,
+    padded_vocab_size,
+)
 from lora_plugins_sdk.parallel_run import ParallelRun
 from lora_plugins_sdk.run import RunFacts
 
 SIZES = {"num_attention_heads": 12, "num_key_value_heads": 3, "intermediate_size": 18, "num_hidden_layers": 4}
 
 
-@pytest.mark.parametrize(("vocab", "tp", "padded"), [(300, 1, 300), (300, 2, 300), (301, 2, 302), (5, 4, 8)])
-def test_vocabulary_is_padded_to_a_multiple_of_tp(vocab: int, tp: int, padded: int) -> None:
-    assert padded_vocab_size(vocab, tp) == padded
+@pytest.mark.parametrize(
+    ("vocab", "tp", "divisible_by", "padded"),
+    [
+        (300, 1, 1, 300),
+        (300, 2, 1, 300),
+        (301, 2, 1, 302),
+        (5, 4, 1, 8),
+        (300, 1, 128, 384),
+        (151936, 1, 128, 151936),
+        (151936, 2, 128, 152064),
+    ],
+)
+def test_vocabulary_is_padded_as_megatron_lm_does(vocab: int, tp: int, divisible_by: int, padded: int) -> None:
+    assert padded_vocab_size(vocab, RunFacts(tp=tp, make_vocab_size_divisible_by=divisible_by)) == padded
 
 
 @pytest.mark.parametrize(
@@ -76,22 +91,35 @@ def test_sizes_of_a_hybrid_follow_their_own_ranks(facts: RunFacts, wrong: list[s
     assert all(one.subject.startswith(start) for one, start in zip(problems, wrong, strict=True))
 
 
-ROPE = [
-    ({}, 10000.0, "default"),
-    ({"rope_theta": 1e6}, 1e6, "default"),
-    ({"rope_theta": 1e6, "rope_scaling": None}, 1e6, "default"),
-    ({"rope_theta": 1e6, "rope_scaling": {"type": "yarn", "factor": 4.0}}, 1e6, "yarn"),
-    ({"rope_theta": 1e6, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}, 1e6, "linear"),
-    ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 5e5, "default"),
-    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 2.0}}, 5e5, "yarn"),
-]
+@pytest.mark.parametrize(
+    ("facts", "wrong"),
+    [
+        (RunFacts(tp=3, dp=2, ep=2, etp=3), []),
+        (RunFacts(tp=6, etp=1), ["num_key_value_heads = 3"]),
+        (RunFacts(dp=4, ep=4), ["num_experts = 6"]),
+        (RunFacts(dp=2, etp=2), ["moe_intermediate_size = 9"]),
+        (RunFacts(pp=5), ["num_hidden_layers"]),
+    ],
+)
+def test_sizes_of_a_model_with_experts_alone(facts: RunFacts, wrong: list[str]) -> None:
+    """A model without delta nets and shared experts, whose keys its config lacks."""
+    others = ("linear_", "shared_expert")
+    dims = ModelDims({name: size for name, size in HYBRID.items() if not name.startswith(others)})
+    problems = moe_size_problems(facts, dims)
+    assert len(problems) == len(wrong)
+    assert all(one.subject.startswith(start) for one, start in zip(problems, wrong, strict=True))
+    more = {"hidden_size": 24, "head_dim": 2, "num_experts_per_tok": 5}
+    fields = moe_size_fields(ModelDims({**dims.config, **more}))
+    assert fields["num_moe_experts"] == 6 and fields["moe_ffn_hidden_size"] == 9 and fields["moe_router_topk"] == 5
 
 
-@pytest.mark.parametrize(("config", "theta", "kind"), ROPE)
-def test_rope_of_both_transformers_generations(config: dict[str, Any], theta: float, kind: str) -> None:
-    assert rope_theta(config) == theta
-    problems = unsupported_fields(config, {"rope_type": "default"})
-    assert [one.subject for one in problems] == ([] if kind == "default" else [f"rope_type = {kind!r}"])
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_fields_of_rotary_positions_are_found_where_transformers_keeps_them(key: str) -> None:
+    config = {key: {"rope_type": "linear", "factor": 4.0, "partial_rotary_factor": 0.5}}
+    problems = unsupported_fields(config, {"rope_type": "default", "partial_rotary_factor": 1.0})
+    assert [one.subject for one in problems] == ["rope_type = 'linear'", "partial_rotary_factor = 0.5"]
+    assert unsupported_fields({"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 1.0})
+    assert not unsupported_fields({key: None, "partial_rotary_factor": None}, {"partial_rotary_factor": 1.0})
 
 
 def test_a_field_with_another_value_is_named_and_an_absent_one_is_fine() -> None:

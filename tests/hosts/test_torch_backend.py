@@ -10,6 +10,7 @@ from hybrid_host import build_hybrid
 
 from lora_plugins_sdk.dims import ModelDims
 from lora_plugins_sdk.hosts.gpt import build_gpt, transformer_config
+from lora_plugins_sdk.hosts.rope import Rope
 from lora_plugins_sdk.hosts.sizes import dense_size_fields
 from lora_plugins_sdk.hosts.torch_backend import TorchSpecProvider, decoder_block_spec, spec_provider
 from lora_plugins_sdk.testing import Layout, current_run, run_world
@@ -42,7 +43,7 @@ def _shapes() -> tuple[dict[str, tuple[int, ...]], set[str], bool]:
     before = [vars(gpt_layer_specs).get(name, "absent") for name in names]
     decoder_block_spec(config)
     restored = before == [vars(gpt_layer_specs).get(name, "absent") for name in names]
-    gpt = build_gpt(config, run, dims, rope_theta=10000.0)
+    gpt = build_gpt(config, run, dims, rope=Rope(theta=10000.0))
     split = {name for name, weight in gpt.named_parameters() if getattr(weight, "tensor_model_parallel", False)}
     return {name: tuple(weight.shape) for name, weight in gpt.named_parameters()}, split, restored
 

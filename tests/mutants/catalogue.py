@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutants import (
+    embedding,
     experts,
     exports,
     hybrid,
@@ -11,6 +12,7 @@ from mutants import (
     names,
     packs,
     pins,
+    qwen3_moe,
     reductions,
     regions,
     scales,
@@ -19,5 +21,21 @@ from mutants import (
 )
 from mutants.mutant import Mutant, mutants_of
 
-_FAMILIES = (tags, reductions, regions, packs, pins, scales, initial, names, exports, state, hybrid, experts, inkling)
+_FAMILIES = (
+    embedding,
+    tags,
+    reductions,
+    regions,
+    packs,
+    pins,
+    scales,
+    initial,
+    names,
+    exports,
+    state,
+    hybrid,
+    experts,
+    inkling,
+    qwen3_moe,
+)
 MUTANTS: tuple[Mutant, ...] = tuple(mutant for family in _FAMILIES for mutant in mutants_of(family))

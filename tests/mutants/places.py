@@ -6,6 +6,7 @@ QKV = "decoder.layers.1.self_attention.linear_qkv"
 PROJ = "decoder.layers.1.self_attention.linear_proj"
 FC1 = "decoder.layers.2.mlp.linear_fc1"
 FC2 = "decoder.layers.2.mlp.linear_fc2"
+EMBEDDING = "embedding.word_embeddings"
 HEAD = "output_layer"
 ANYWHERE = "*"
 

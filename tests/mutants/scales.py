@@ -11,10 +11,8 @@ import torch
 from lora_plugins_sdk import LoraConfig, ParallelRun, SitePlan, peft_export
 from lora_plugins_sdk.factors import LoraFactors
 from mutants.mutant import seeded
-from mutants.places import ANYWHERE, FC1
+from mutants.places import ANYWHERE, EMBEDDING, FC1
 from mutants.seams import Delta, delta_changed, wrapped
-
-_FIRST = "decoder.layers.0.self_attention.linear_qkv"
 
 
 def _scale(formula: Any) -> Any:
@@ -22,7 +20,7 @@ def _scale(formula: Any) -> Any:
 
 
 @seeded("merge", words="merging the adapter")
-@seeded("fold", imitates="alpha left out", site=_FIRST, words="alpha was left out")
+@seeded("fold", imitates="alpha left out", site=EMBEDDING, words="alpha was left out")
 def alpha_forgotten() -> Iterator[None]:
     """The delta is scaled by 1 / rank."""
     with _scale(lambda lora: 1 / lora.rank):

@@ -23,8 +23,8 @@ def rows_changed(change: Callable[[ParamRow, RunFacts], ParamRow]) -> AbstractCo
     """Every row of the parameter table as `change` makes it, as a plugin's own hooks could."""
     complete = SelectedPlugin.complete_row
 
-    def completed(plugin: SelectedPlugin, row: ParamRow, facts: RunFacts) -> ParamRow:
-        return change(complete(plugin, row, facts), facts)
+    def completed(plugin: SelectedPlugin, row: ParamRow, hf_config: Any, facts: RunFacts) -> ParamRow:
+        return change(complete(plugin, row, hf_config, facts), facts)
 
     return patch.object(SelectedPlugin, "complete_row", completed)
 

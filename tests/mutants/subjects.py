@@ -39,6 +39,7 @@ class Right:
 
 SUBJECTS = {
     "qwen3": Right(architecture="qwen3", table="qwen3/tests/qwen3.table.md", options={}),
+    "qwen3-moe": Right(architecture="qwen3_moe", table="qwen3_moe/tests/qwen3_moe.table.md", options={}),
     "hybrid": Right(architecture="qwen36_moe", table="qwen36_moe/tests/qwen36_moe.table.md", options={}),
     "shared-outer": Right(
         architecture="qwen36_moe",

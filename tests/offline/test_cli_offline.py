@@ -56,6 +56,20 @@ def test_merge(place: Path, lora_plugins: Run) -> None:
         torch.testing.assert_close(weights(place / "merged")[name], tensor, rtol=1e-6, atol=1e-6)
 
 
+def test_a_path_where_nothing_is_is_told_from_one_without_an_adapter(place: Path, lora_plugins: Run) -> None:
+    nowhere, file, adapter = (str(place / name) for name in ("nowhere", "base/config.json", "adapter"))
+    for arguments in (("inspect",), ("diff", adapter), ("export", "--output", str(place / "out"))):
+        for path, reason in (
+            (nowhere, "no such directory"),
+            (file, "is not a directory"),
+            (str(place / "base"), "has no adapter_config.json"),
+        ):
+            done = lora_plugins(*arguments, path)
+            assert done.code == 2 and f"{path}: {reason}" in done.err
+    done = lora_plugins("export", adapter, "--output", str(place / "out"), "--base", nowhere)
+    assert done.code == 2 and f"--base {nowhere}: no such directory" in done.err
+
+
 def test_dry_run_checks_and_writes_nothing(place: Path, lora_plugins: Run) -> None:
     before = fingerprint(place)
     result = lora_plugins(*merge_arguments(place, "--dry-run"))

@@ -13,13 +13,23 @@ from typing import Any
 
 import pytest
 import torch
-from offline_files import HIDDEN, PREFIX, RANK, TARGETS, adapter_tensors, fingerprint, make_adapter, make_base
-from safetensors.torch import load_file
+from offline_files import (
+    HIDDEN,
+    PREFIX,
+    RANK,
+    TARGETS,
+    adapter_tensors,
+    base_tensors,
+    fingerprint,
+    make_adapter,
+    make_base,
+)
+from safetensors.torch import load_file, save_file
 
-from lora_plugins_sdk import LoraError, base_fingerprint, read_adapter, write_adapter
+from lora_plugins_sdk import LoraError, base_fingerprint, load_plugin, read_adapter, write_adapter
 from lora_plugins_sdk.adapter_meta import AdapterOrigin, read_meta
 from lora_plugins_sdk.cli.export_adapter import parse_size
-from lora_plugins_sdk.offline.export import export_files
+from lora_plugins_sdk.offline.export import FORMS, export_files
 from lora_plugins_sdk.offline.merge import plan_merge
 
 Run = Callable[..., Any]
@@ -131,6 +141,29 @@ def test_an_engines_form_goes_no_further(place: Path, source: Path) -> None:
         plan_merge(place / "base", place / "out", place / "merged")
 
 
+def test_an_engines_form_is_compared_with_its_like_alone(place: Path, source: Path, lora_plugins: Run) -> None:
+    """Its names are not the base's: `0 of 0 common modules` would say nothing."""
+    export_files(source, place / "out", form="sglang", base=place / "base")
+    for pair in ((source, place / "out"), (place / "out", source)):
+        for base in ((), ("--base", str(place / "base"))):
+            done = lora_plugins("diff", *map(str, pair), *base)
+            assert done.code == 2 and not done.out and f"{place / 'out'}: is an export for sglang" in done.err
+            assert "turn it back: lora-plugins export" in done.err
+    export_files(source, place / "twin", form="sglang", base=place / "base")
+    assert lora_plugins("diff", str(place / "out"), str(place / "twin")).code == 0
+
+
+def test_inspect_says_once_what_an_engines_form_is(place: Path, source: Path, lora_plugins: Run) -> None:
+    architecture = load_plugin(architecture="qwen3").architecture
+    (place / "base" / "config.json").write_text(json.dumps({**architecture.tiny_config, **SIZES}))
+    adapter = replace(read_adapter(source / "adapter"), origin=None)
+    export_files(write_adapter(adapter, place / "plain"), place / "out", form="sglang", base=place / "base")
+    for base, code in (((), 0), (("--base", str(place / "base")), 1)):
+        done = lora_plugins("inspect", str(place / "out"), *base)
+        assert done.code == code and done.out.count("is an export for sglang") == 1
+        assert "turn it back: lora-plugins export" in done.out and "trained further" not in done.out
+
+
 def test_an_engines_form_can_be_turned_back(place: Path, source: Path) -> None:
     export_files(source, place / "out", form="sglang", base=place / "base")
     report = export_files(place / "out", place / "again", base=place / "base")
@@ -154,6 +187,8 @@ def test_the_base_is_where_the_config_says_or_asked_for(place: Path) -> None:
 
 
 def test_what_sglang_cannot_serve(place: Path) -> None:
+    weights = place / "base" / "model.safetensors"
+    save_file(load_file(weights) | {"model.layers.0.mlp.gate.weight": torch.zeros(4, HIDDEN)}, weights)
     make_adapter(place / "router", adapter_tensors({"model.layers.0.mlp.gate": (4, HIDDEN)}))
     with pytest.raises(LoraError, match=r"model\.layers\.0\.mlp\.gate: SGLang serves no LoRA there"):
         export_files(place / "router", place / "out", form="sglang", base=place / "base")
@@ -170,6 +205,63 @@ def test_another_base_is_refused(place: Path, source: Path) -> None:
             use()
     (source / "adapter" / "adapter_meta.json").unlink()
     export_files(source, place / "out", form="sglang", base=other)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_factors_that_fit_no_weight_of_the_base(place: Path, form: str) -> None:
+    """SGLang would end at the first request that uses them."""
+    made_for = {"model.layers.1.mlp.down_proj": (HIDDEN + 4, 10), "model.layers.7.self_attn.o_proj": (HIDDEN, HIDDEN)}
+    make_adapter(place / "wider", adapter_tensors(made_for))
+    with pytest.raises(LoraError) as caught:
+        export_files(place / "wider", place / "out", form=form, base=place / "base")
+    assert "down_proj.weight: has shape" in str(caught.value) and "layers.7.self_attn.o_proj: " in str(caught.value)
+    assert not (place / "out").exists()
+
+
+def test_a_quantised_base_serves_what_cannot_be_merged_into_it(place: Path, lora_plugins: Run) -> None:
+    """AWQ's form: no `weight` at all, and shapes of packed numbers."""
+    base = place / "base"
+    config = json.loads((base / "config.json").read_text()) | {
+        "quantization_config": {"quant_method": "awq", "bits": 4}
+    }
+    (base / "config.json").write_text(json.dumps(config))
+    packed = {
+        name.replace("proj.weight", "proj.qweight"): tensor[:1].int() if "proj" in name else tensor
+        for name, tensor in load_file(base / "model.safetensors").items()
+    }
+    save_file(packed, base / "model.safetensors")
+    make_adapter(place / "plain", adapter_tensors(SERVED))
+    with pytest.raises(LoraError, match=r"the base has no model\.layers\.0"):
+        plan_merge(base, place / "plain", place / "merged")
+    for form in FORMS:
+        done = lora_plugins(
+            *("export", str(place / "plain"), "--output", str(place / form), "--for", form, "--base", str(base))
+        )
+        assert done.code == 0, done.err
+        assert "note: the factors were not compared with the base's weights" in done.out and "is quantised" in done.out
+
+
+def test_a_base_without_weights_is_not_compared(place: Path) -> None:
+    (place / "base" / "model.safetensors").unlink()
+    make_adapter(place / "plain", adapter_tensors(SERVED))
+    report = export_files(place / "plain", place / "out", form="sglang", base=place / "base")
+    assert report.not_compared is not None and "holds no *.safetensors" in report.not_compared
+    assert export_files(place / "plain", place / "peft").not_compared is None
+    with pytest.raises(LoraError, match=r"--base .*config\.json: is not a directory -> give the HF directory"):
+        export_files(place / "plain", place / "other", base=place / "base" / "config.json")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_tied_head_is_as_large_as_the_embedding(place: Path, form: str) -> None:
+    """PEFT and SGLang both add to the head alone, and such a base stores no head."""
+    tensors = base_tensors()
+    rows = len(tensors.pop("lm_head.weight"))
+    base = make_base(place / "tied", tensors, tie_word_embeddings=True, **SIZES)
+    make_adapter(place / "head", adapter_tensors({"lm_head": (rows, HIDDEN)}))
+    assert len(export_files(place / "head", place / "out", form=form, base=base).files) == 1
+    make_adapter(place / "wider", adapter_tensors({"lm_head": (rows + 2, HIDDEN)}))
+    with pytest.raises(LoraError, match=r"2 of the 2 rows of lora_B beyond the base's 11 are not zero"):
+        export_files(place / "wider", place / "other", form=form, base=base)
 
 
 def test_whole_weights_are_left_out_when_they_are_the_bases_own(place: Path) -> None:

@@ -17,7 +17,14 @@ from lora_plugins_sdk.testing.conformance.problem import make_problem, peft_adap
 from lora_plugins_sdk.testing.conformance.reference import base_directory, save_folded
 from lora_plugins_sdk.testing.conformance.subject import Subject
 
-CASES = [("qwen3", "none"), ("qwen36_moe", "none"), ("qwen36_moe", "outer"), ("inkling", "none"), ("inkling", "outer")]
+CASES = [
+    ("qwen3", "none"),
+    ("qwen3_moe", "outer"),
+    ("qwen36_moe", "none"),
+    ("qwen36_moe", "outer"),
+    ("inkling", "none"),
+    ("inkling", "outer"),
+]
 
 
 def plain_fold(base: dict[str, Tensor], adapter: PlainAdapter) -> dict[str, Tensor]:

@@ -33,6 +33,7 @@ EXPERT: dict[str, tuple[int, int]] = {
     "down_proj": (HIDDEN, INNER),
 }
 BLOCKS = {"experts": EXPERTS, "shared_experts": SHARED}
+EMBEDDING = "model.embed_tokens"
 
 
 def in_turn(gate: Tensor, up: Tensor) -> Tensor:
@@ -47,6 +48,7 @@ def model() -> dict[str, Tensor]:
     torch.manual_seed(1)
     tensors = {f"{module}.weight": torch.randn(shape) for module, shape in MODULES.items()}
     tensors["lm_head.weight"] = torch.randn(PADDED, HIDDEN)
+    tensors[f"{EMBEDDING}.weight"] = torch.randn(PADDED, HIDDEN)
     for block, count in BLOCKS.items():
         tensors |= {f"{LAYER}mlp.{block}.{leaf}": torch.randn(count, *shape) for leaf, shape in EXPERT.items()}
     return tensors
@@ -57,6 +59,7 @@ def published(hf: dict[str, Tensor]) -> dict[str, Tensor]:
     names = {"q_proj": "wq_du", "k_proj": "wk_dv", "v_proj": "wv_dv", "r_proj": "wr_du", "o_proj": "wo_ud"}
     found = {f"{one}attn.{new}.weight": hf[f"{LAYER}self_attn.{old}.weight"] for old, new in names.items()}
     found["model.llm.unembed.weight"] = hf["lm_head.weight"]
+    found["model.llm.embed.weight"] = hf[f"{EMBEDDING}.weight"]
     dense = [hf[f"model.layers.0.mlp.{leaf}.weight"] for leaf in EXPERT]
     found |= {f"{llm}mlp.w13_dn.weight": in_turn(*dense[:2]), f"{llm}mlp.w2_md.weight": dense[2]}
     for block, stem in (("experts", ""), ("shared_experts", "shared_")):
@@ -66,12 +69,14 @@ def published(hf: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def adapter() -> dict[str, Tensor]:
-    """Plain linears, and packed experts with shared outer factors."""
+    """Plain linears, the embedding, and packed experts with shared outer factors."""
     torch.manual_seed(2)
     tensors = {}
     for module, (out, width) in MODULES.items():
         tensors[f"{PREFIX}{module}.lora_A.weight"] = torch.randn(RANK, width)
         tensors[f"{PREFIX}{module}.lora_B.weight"] = torch.randn(out, RANK)
+    tensors[f"{PREFIX}{EMBEDDING}.lora_embedding_A"] = torch.randn(RANK, VOCABULARY)
+    tensors[f"{PREFIX}{EMBEDDING}.lora_embedding_B"] = torch.randn(HIDDEN, RANK)
     for block, count in BLOCKS.items():
         for leaf, (out, width) in EXPERT.items():
             down, name = leaf == "down_proj", f"{PREFIX}{LAYER}mlp.{block}.{leaf}"
@@ -84,10 +89,11 @@ def merged(hf: dict[str, Tensor], factors: dict[str, Tensor]) -> dict[str, Tenso
     """The sums, by transformers' names."""
     sums = dict(hf)
     for name, a in factors.items():
-        if ".lora_A." in name:
-            module = name.removeprefix(PREFIX).replace(".lora_A.weight", "")
-            weight = f"{module}.weight" if module in MODULES else module
-            delta = SCALE * (factors[name.replace("lora_A", "lora_B")].double() @ a.double())
+        if ".lora_A." in name or ".lora_embedding_A" in name:
+            module = name.removeprefix(PREFIX).rsplit(".lora_", 1)[0]
+            weight = f"{module}.weight" if module in MODULES or module == EMBEDDING else module
+            delta = SCALE * (factors[name.replace("_A", "_B")].double() @ a.double())
+            delta = delta.T if module == EMBEDDING else delta
             target = sums[weight].double().clone()
             target[..., : delta.shape[-2], :] += delta
             sums[weight] = target.float()
@@ -102,11 +108,12 @@ def test_every_linear_gets_its_delta(tmp_path: Path, monkeypatch: pytest.MonkeyP
     saved = make_adapter(tmp_path / "adapter", adapter(), target_modules=["q_proj"])
     report = merge(plan_merge(base, saved, tmp_path / "merged"))
     found, expected = weights(tmp_path / "merged"), published(merged(model(), adapter()))
-    assert report.folds == len(MODULES) + 3 * (EXPERTS + SHARED) and report.changed == len(expected)
+    assert report.folds == len(MODULES) + 1 + 3 * (EXPERTS + SHARED) and report.changed == len(expected)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-6, msg=name)
-    assert torch.equal(found["model.llm.unembed.weight"][VOCABULARY:], model()["lm_head.weight"][VOCABULARY:])
+    for name, hf in (("unembed", "lm_head"), ("embed", EMBEDDING)):
+        assert torch.equal(found[f"model.llm.{name}.weight"][VOCABULARY:], model()[f"{hf}.weight"][VOCABULARY:])
 
 
 def test_names_and_shapes_must_fit_each_other(tmp_path: Path) -> None:

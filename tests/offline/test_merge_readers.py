@@ -50,7 +50,7 @@ def peft_adapter(checkpoint: Path, directory: Path, **options: Any) -> Path:
     import peft
 
     torch.manual_seed(3)
-    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head", "embed_tokens"]
     model = peft.get_peft_model(hf(checkpoint), peft.LoraConfig(r=4, lora_alpha=12, target_modules=targets, **options))
     for name, parameter in model.named_parameters():
         if "lora_" in name:
@@ -71,7 +71,7 @@ def test_the_same_as_peft(checkpoint: Path, tmp_path: Path, options: dict[str, A
 
     adapter = peft_adapter(checkpoint, tmp_path / "adapter", **options)
     report = merge(plan_merge(checkpoint, adapter, tmp_path / "merged"))
-    assert report.folds == 4 * 7 + 1
+    assert report.folds == 4 * 7 + 2
     beside = peft.PeftModel.from_pretrained(hf(checkpoint), adapter).eval()
     expected = logits(beside)
     assert (expected - logits(hf(checkpoint))).abs().max() > 0.5
@@ -106,7 +106,7 @@ def test_the_same_as_the_attached_adapter(checkpoint: Path, tmp_path: Path) -> N
 
     run, plugin, config = initialize_megatron(RunFacts()), load_plugin("qwen3"), read_hf_config(checkpoint)
     positions = torch.arange(TOKENS.shape[1]).expand_as(TOKENS)
-    lora = LoraConfig(rank=3, alpha=5.0, target_modules=("all-linear", "lm_head"))
+    lora = LoraConfig(rank=3, alpha=5.0, target_modules=("all-linear", "embed_tokens", "lm_head"))
 
     def model(directory: Path) -> Any:
         built = plugin.build_model(config, run, torch.float32)

@@ -92,6 +92,11 @@ def put(name: str, tensor: Tensor) -> Edit:
             put(f"{PREFIX}model.embed_tokens.base_layer.weight", torch.zeros(VOCABULARY, HIDDEN)),
             "as a whole weight",
         ),
+        (
+            None,
+            lambda t: t.update({f"{PREFIX}lm_head.{one}weight": torch.zeros(1) for one in ("", "base_layer.")}),
+            "lm_head.weight: and base_model.model.lm_head.base_layer.weight are both lm_head.weight",
+        ),
         (None, put(A.replace("lora_A", "lora_embedding_A"), torch.zeros(1)), "is no factor of a linear"),
         (None, put(B.replace(".weight", ".bias"), torch.zeros(1)), "is no factor of a linear"),
         (None, put(B.replace("lora_B.weight", "lora_magnitude_vector"), torch.zeros(1)), "is no factor of a linear"),
@@ -243,8 +248,10 @@ def test_an_output_that_exists(tmp_path: Path, kind: str) -> None:
 def test_places_for_the_output(tmp_path: Path) -> None:
     base, adapter = make_base(tmp_path / "base"), make_adapter(tmp_path / "adapter")
     before = fingerprint(tmp_path)
-    with pytest.raises(LoraError, match="is not a directory"):
+    with pytest.raises(LoraError, match=r"its parent .*absent: no such directory -> .*make this one first"):
         plan_merge(base, adapter, tmp_path / "absent" / "merged")
+    with pytest.raises(LoraError, match=r"its parent .*config\.json: is not a directory"):
+        plan_merge(base, adapter, base / "config.json" / "merged")
     with pytest.raises(LoraError, match="lies in the base directory"):
         plan_merge(base, adapter, base / "merged")
     assert fingerprint(tmp_path) == before

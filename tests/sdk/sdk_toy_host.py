@@ -9,6 +9,7 @@ from sdk_toy import ARCHITECTURE, HF_CONFIG
 from torch import Tensor, nn
 
 from lora_plugins_sdk import SelectedPlugin
+from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.table import site_layout
 
 
@@ -119,7 +120,7 @@ def hf_weights(model: ToyModel) -> dict[str, Tensor]:
     dims = ARCHITECTURE.dims(HF_CONFIG)
     tensors: dict[str, Tensor] = {"model.embed_tokens.weight": model.embedding.weight}
     for site in ARCHITECTURE.sites:
-        layout = site_layout(site, dims, tp=1)
+        layout = site_layout(site, dims, RunFacts())
         for layer in range(2) if site.per_layer else [0]:
             weight = model.get_parameter(f"{site.path.format(layer=layer)}.weight")
             rows: dict[int, list[Tensor]] = {}

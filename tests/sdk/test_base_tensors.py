@@ -10,8 +10,7 @@ from sdk_toy import HF_CONFIG
 from sdk_toy_host import hf_weights, toy_model, toy_plugin
 from torch import Tensor
 
-from lora_plugins_sdk import LoraError, hookimpl, load_base_weights
-from lora_plugins_sdk.base_tensors import BaseTensors
+from lora_plugins_sdk import BaseCheckpoint, BaseTensors, LoraError, hookimpl, load_base_weights
 
 OLD, NEW = "transformer.", "model."
 
@@ -61,6 +60,20 @@ def test_weights_are_read_through_the_view(tmp_path: Path) -> None:
     load_base_weights(model, toy_plugin(Plugin()), _directory(tmp_path))
     for name, parameter in expected.named_parameters():
         assert torch.equal(model.get_parameter(name), parameter), name
+
+
+def test_a_base_is_published_as_transformers_writes_it_unless_the_plugin_knows_better() -> None:
+    class Publisher:
+        @hookimpl
+        def lora_published_base(self, base: BaseCheckpoint) -> BaseCheckpoint:
+            tensors = {name.replace(NEW, OLD): tensor for name, tensor in base.tensors.items()}
+            return BaseCheckpoint(config={**base.config, "published": True}, tensors=tensors)
+
+    base = BaseCheckpoint(config=HF_CONFIG, tensors=hf_weights(toy_model()))
+    assert toy_plugin().published_base(base) is base
+    published = toy_plugin(Publisher()).published_base(base)
+    assert published.config == {**HF_CONFIG, "published": True}
+    assert set(published.tensors) == {name.replace(NEW, OLD) for name in base.tensors}
 
 
 def test_without_the_view_they_have_no_place(tmp_path: Path) -> None:

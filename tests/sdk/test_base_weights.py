@@ -13,7 +13,17 @@ from sdk_toy import HF_CONFIG
 from sdk_toy_host import ToyModel, hf_weights, randomize, toy_inputs, toy_model, toy_plugin
 from torch import Tensor, nn
 
-from lora_plugins_sdk import LoraConfig, LoraError, SelectedPlugin, adapter_of, attach, load_base_weights
+from lora_plugins_sdk import (
+    BaseWeight,
+    LoraConfig,
+    LoraError,
+    ParallelRun,
+    RunFacts,
+    SelectedPlugin,
+    adapter_of,
+    attach,
+    load_base_weights,
+)
 
 Tensors = dict[str, Tensor]
 Q, GATE = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"
@@ -128,8 +138,10 @@ def test_a_host_parameter_without_a_source_is_named(tmp_path: Path) -> None:
 
 def test_a_model_built_from_another_config(tmp_path: Path) -> None:
     model = empty_model()
-    model.output_layer.weight = nn.Parameter(torch.full((9, 12), -7.0).double())
-    assert "output_layer.weight [9, 12]" in str(refused(checkpoint(tmp_path), model))
+    model.output_layer.weight = nn.Parameter(torch.full((8, 12), -7.0).double())
+    said = str(refused(checkpoint(tmp_path), model))
+    assert "output_layer.weight [8, 12]" in said
+    assert "if only its vocabulary is padded otherwise" in said and "make_vocab_size_divisible_by=2)" in said
 
 
 def test_a_config_of_another_model_type(tmp_path: Path) -> None:
@@ -220,3 +232,32 @@ def test_a_misspelt_site_path_is_named_as_the_likely_cause(tmp_path: Path) -> No
     assert first.subject == "decoder.layers.0.mlp.linear_fc2.weight" and first.cure == second.cure
     assert "not in the model: decoder.layers.{layer}.mlp.linear_fc_2.weight" in first.cure
     assert "site's path" in first.cure and "base_weights" in first.cure
+
+
+@pytest.mark.parametrize(
+    ("host", "stages"),
+    [
+        ("decoder.layers.{layer}.mlp.linear_fc1.bias", 1),
+        ("decoder.layers.{layer}.mlp.linear_fc1.bias", 2),
+        ("decoder.layers.{layer}.mlp.shared.bias", 1),
+    ],
+    ids=["of a module", "of a module, of one stage", "of no module"],
+)
+def test_a_declared_tensor_that_the_model_has_no_parameter_for_is_named(tmp_path: Path, host: str, stages: int) -> None:
+    """A model that was built without its biases: the checkpoint's would be lost, and nothing else would show it."""
+    architecture = toy_plugin().architecture
+    bias = BaseWeight(host=host, hf=("model.layers.{layer}.mlp.bias",))
+    plugin = SelectedPlugin.of(replace(architecture, base_weights=(*architecture.base_weights, bias)))
+    names = [f"model.layers.{layer}.mlp.bias" for layer in range(2)]
+    directory = checkpoint(tmp_path, lambda tensors: tensors.update({name: torch.ones(20) for name in names}))
+    with pytest.raises(LoraError) as error:
+        load_base_weights(empty_model(), plugin, directory, ParallelRun(facts=RunFacts(pp=stages)))
+    assert [one.subject for one in error.value.diagnostics] == [host.format(layer=layer) for layer in range(2)]
+    assert f"is declared for {names[0]}, and the model has no" in str(error.value)
+
+
+def test_a_declared_tensor_of_another_stage_is_left_to_it(tmp_path: Path) -> None:
+    model = empty_model()
+    del model.output_layer
+    load_base_weights(model, toy_plugin(), checkpoint(tmp_path), ParallelRun(facts=RunFacts(pp=2)))
+    assert torch.equal(model.embedding.weight, toy_model().embedding.weight)

@@ -59,6 +59,15 @@ def test_the_table_has_rows_where_the_site_exists() -> None:
     assert found == {(0, "in_proj"), (1, "in_proj"), (2, "linear_qkv")}
 
 
+def test_sizes_of_a_type_that_no_layer_has_are_not_asked_for() -> None:
+    """Configs of models that have experts in every layer give any width of dense ones, or none."""
+    missing = {key: value for key, value in config().items() if key != "num_key_value_heads"}
+    every = missing | {"layer_types": ["linear_attention"] * 3}
+    assert derive_table(PLUGIN, every, LoraConfig(rank=2), RunFacts()).rows
+    with pytest.raises(LoraError, match="num_key_value_heads"):
+        derive_table(PLUGIN, missing | {"layer_types": ["full_attention"] * 3}, LoraConfig(rank=2), RunFacts())
+
+
 def test_a_target_of_a_type_that_no_layer_has() -> None:
     hf_config = config(layer_types=["linear_attention"] * 3)
     with pytest.raises(LoraError, match=r"target 'q_proj'.*matches no projection of this model"):
@@ -89,6 +98,27 @@ def test_a_list_that_must_be_there() -> None:
     architecture = replace(LAYERED, sites=(replace(IN_PROJ, layers=listed),), base_weights=())
     with pytest.raises(LoraError, match=r"config key 'layer_types': is missing"):
         candidates(architecture, config())
+
+
+EXEMPT = replace(LAYER_TYPES, key=None, exempt="linear_ids")
+
+
+@pytest.mark.parametrize(
+    ("changes", "full"),
+    [
+        ({"full_attention_interval": 1, "linear_ids": [1]}, {0, 2}),
+        ({"full_attention_interval": 2, "linear_ids": [0]}, {1}),
+        ({"full_attention_interval": 2, "linear_ids": [1]}, set()),
+        ({"full_attention_interval": 1, "linear_ids": None}, {0, 1, 2}),
+        ({"full_attention_interval": 3, "layer_types": ["full_attention"] * 3}, {2}),
+    ],
+    ids=["all-but-one", "not-in-question", "none-left", "null", "no-list-is-read"],
+)
+def test_layers_exempt_from_the_interval(changes: dict[str, Any], full: set[int]) -> None:
+    architecture = replace(LAYERED, sites=(replace(IN_PROJ, layers=EXEMPT.only("full_attention")),), base_weights=())
+    assert {one.layer for one in candidates(architecture, config(**changes))} == full
+    with pytest.raises(LoraError, match=r"config key 'linear_ids': is no list of numbers from 0 to 2"):
+        candidates(architecture, config(linear_ids=[3]))
 
 
 FORMS = LayerTypes(types=("linear_attention", "full_attention"), numbers="full_ids", first="linear_first")
@@ -141,6 +171,8 @@ def test_declarations_that_contradict_themselves() -> None:
         LayerTypes(types=("a", "b", "c"), every="3")
     with pytest.raises(LoraError, match=r"are not two, and numbers='ids' tells two apart"):
         LayerTypes(types=("a", "b", "c"), numbers="ids")
+    with pytest.raises(LoraError, match=r"have exempt='ids' and no `every` to be exempt from"):
+        LayerTypes(types=("a", "b"), exempt="ids")
     layers = LAYER_TYPES.only("linear_attention")
     with pytest.raises(LoraError, match=r"site 'output_layer': exists once and is declared for layers"):
         Site(path="output_layer", kind=IN_PROJ.kind, projections=IN_PROJ.projections, layers=layers)

@@ -23,10 +23,11 @@ class Case(NamedTuple):
     config: dict[str, int]
     sections: list[list[int]]
     tp: int
+    multiple: int = 1
 
     @property
     def layout(self) -> BlockLayout:
-        return self.pack.resolve(ModelDims(self.config), self.sections, self.tp)
+        return self.pack.resolve(ModelDims(self.config), self.sections, self.tp, self.multiple)
 
     @property
     def everything(self) -> list[HfRow]:
@@ -41,7 +42,7 @@ def packs(draw: st.DrawFn) -> Case:
     if kind == "concat":
         return Case(Concat(), {}, [[tp * count for count in counts] for counts in shares], tp)
     if kind == "padded":
-        return Case(Concat(pad=True), {}, shares, tp)
+        return Case(Concat(pad=True), {}, shares, tp, draw(st.integers(1, 4)))
     config = {"groups": tp * draw(st.integers(1, 3)), "heads_per_group": draw(st.integers(1, 3))}
     pack = QueryGroups(groups="groups")
     if kind == "gated":
@@ -113,7 +114,7 @@ def test_slabs_of_all_ranks_are_every_row_once(case: Case) -> None:
             for row in range(slab.hf, slab.hf + slab.rows)
         ]
         assert sorted(read) == list(range(sum(counts)))
-        assert all(0 <= section.local * tp - section.hf < tp for section in sections)
+        assert all(0 <= section.local * tp - section.hf < tp * case.multiple for section in sections)
 
 
 def rows(projection: int, numbers: Sequence[int]) -> list[tuple[int, int]]:

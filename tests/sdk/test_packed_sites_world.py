@@ -23,6 +23,7 @@ from lora_plugins_sdk import (
     reduce_grads,
 )
 from lora_plugins_sdk.gather import gather_factors
+from lora_plugins_sdk.run import RunFacts
 from lora_plugins_sdk.table import site_layout
 from lora_plugins_sdk.testing import Layout, current_run, run_world
 
@@ -31,7 +32,7 @@ from lora_plugins_sdk.testing import Layout, current_run, run_world
 class Scattered:
     """Two blocks a rank, in which the sections of the first projection lie apart, the later one first."""
 
-    def resolve(self, dims: ModelDims, sections: Sequence[Sequence[int]], tp: int) -> BlockLayout:
+    def resolve(self, dims: ModelDims, sections: Sequence[Sequence[int]], tp: int, multiple: int = 1) -> BlockLayout:
         blocks = 2 * tp
         shares = [[count // blocks for count in counts] for counts in sections]
         in_order = BlockLayout.in_order(blocks=blocks, shares=shares, sections=sections)
@@ -77,7 +78,7 @@ def host(site: Site, out: int) -> nn.Module:
 
 def plain(site: Site, leaves: dict[str, Tensor], scale: float, x: Tensor) -> Tensor:
     """Every host column of the branch, row by row along `host_index`, by autograd on products in HF order."""
-    index = site_layout(site, ModelDims(HF_CONFIG), current_run().facts.tp).host_index()
+    index = site_layout(site, ModelDims(HF_CONFIG), current_run().facts).host_index()
     outputs = []
     for projection, row in index:
         name = site.projections[projection].hf.format(layer=0)
@@ -92,7 +93,7 @@ def step(site: Site, targets: tuple[str, ...]) -> dict[str, float]:
     """Relative difference of everything that the branch computes, after a round trip of the factors."""
     run = current_run()
     tp, rank = run.facts.tp, run.tp_rank
-    width = site_layout(site, ModelDims(HF_CONFIG), tp).host_rows // tp
+    width = site_layout(site, ModelDims(HF_CONFIG), RunFacts(tp=tp)).host_rows // tp
     model = host(site, width)
     lora = LoraConfig(rank=2, alpha=6, target_modules=targets)
     adapter = attach(model, SelectedPlugin.of(architecture_of(site)), HF_CONFIG, lora, run)

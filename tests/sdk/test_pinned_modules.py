@@ -45,7 +45,7 @@ def train(lora: LoraConfig, recompute: bool) -> tuple[dict[str, Tensor], dict[st
     """
     run = current_run()
     tp = run.facts.tp
-    width = site_layout(IN_PROJ, ModelDims(HF_CONFIG), tp).host_rows // tp
+    width = site_layout(IN_PROJ, ModelDims(HF_CONFIG), RunFacts(tp=tp)).host_rows // tp
     model = host(IN_PROJ, width)
     adapter = attach(model, PLUGIN, HF_CONFIG, lora, run)
     before = {name: tensor.clone() for name, tensor in export_adapter(model).tensors.items()}

@@ -37,7 +37,9 @@ def test_sizes_that_do_not_divide_a_stage_are_refused(sizes: dict[str, Any]) -> 
         RunFacts(**sizes)
 
 
-@pytest.mark.parametrize("name", ["ep", "etp"])
-def test_a_size_below_one_is_refused(name: str) -> None:
-    with pytest.raises(LoraError, match=f"{name}: parallel size 0"):
-        RunFacts(**{name: 0})  # type: ignore[arg-type]
+@pytest.mark.parametrize("name", ["ep", "etp", "make_vocab_size_divisible_by"])
+@pytest.mark.parametrize("value", [0, True])
+def test_what_is_no_size_is_refused(name: str, value: object) -> None:
+    """True is 1 to Python, and another text in the digest that ranks compare."""
+    with pytest.raises(LoraError, match=f"{name}: {value!r} is not a positive integer"):
+        RunFacts(**{name: value})  # type: ignore[arg-type]

@@ -35,6 +35,30 @@ def test_only_a_column_site_packs_several_projections(kind: SiteKind) -> None:
     assert len(Site(path="linear", kind=SiteKind.COLUMN, projections=(Q, K)).projections) == 2
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": SiteKind.COLUMN},
+        {"all_linear": True},
+        {"path": "decoder.layers.{layer}.word_embeddings"},
+        {"method": "gating"},
+        {"projections": (replace(Q, hf="q", stack="2"),)},
+        {"projections": (replace(Q, hf="q", padded_to="9"),)},
+    ],
+)
+def test_an_embedding_is_a_row_site_by_itself_that_a_user_asks_for(change: dict) -> None:
+    right: dict = {
+        "path": "embedding.word_embeddings",
+        "kind": SiteKind.ROW,
+        "projections": (replace(Q, hf="q"),),
+        "embedding": True,
+        "all_linear": False,
+    }
+    assert Site(**right).embedding
+    with pytest.raises(LoraError, match="what no embedding has"):
+        Site(**right | change)
+
+
 def test_a_site_has_a_projection() -> None:
     with pytest.raises(LoraError, match="0 projections"):
         Site(path="linear", kind=SiteKind.COLUMN, projections=())

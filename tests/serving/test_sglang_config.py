@@ -51,6 +51,18 @@ def test_other_models_need_nothing() -> None:
         assert not missing_keys(hf_config) and not has_delta_nets(hf_config)
 
 
+def test_a_qwen3_moe_must_have_experts_in_every_layer() -> None:
+    """SGLang 0.5.23 builds them whatever the config says (`Qwen3MoeDecoderLayer.stage_facts`)."""
+    architecture = load_plugin(architecture="qwen3_moe").architecture
+    for usual in ({}, {"mlp_only_layers": [], "decoder_sparse_step": 1}, {"mlp_only_layers": None}):
+        assert missing_keys({**architecture.quickstart_config, **usual}) == {}
+    for said, key in (({"mlp_only_layers": [0, 3]}, r"\[0, 3\]"), ({"decoder_sparse_step": 2}, "2")):
+        with pytest.raises(LoraError, match=rf"{next(iter(said))} = {key}: makes layers dense, and SGLang builds"):
+            missing_keys({**architecture.quickstart_config, **said})
+    with pytest.raises(LoraError, match="makes layers dense"):
+        missing_keys(architecture.tiny_config)
+
+
 def test_recurrent_layers_are_known_with_and_without_the_list() -> None:
     assert has_delta_nets(config()) and has_delta_nets({"model_type": "qwen3_5_moe", "text_config": config()})
     assert has_delta_nets(config(layer_types=None)) and not has_delta_nets(config(layer_types=[F] * 4))

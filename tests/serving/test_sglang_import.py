@@ -43,8 +43,13 @@ def test_there_and_back(name: str, prefix: str) -> None:
     given = {f"base_model.model.{prefix}{key.removeprefix(PREFIX)}": one for key, one in factors(**modules).items()}
     given["base_model.model.lm_head.lora_A.weight"] = torch.randn(RANK, HIDDEN)
     given["base_model.model.lm_head.lora_B.weight"] = torch.randn(30, RANK)
+    given[f"base_model.model.{prefix}embed_tokens.lora_embedding_A"] = torch.randn(RANK, 30)
+    given[f"base_model.model.{prefix}embed_tokens.lora_embedding_B"] = torch.randn(HIDDEN, RANK)
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 4, "use_rslora": True}
     form = for_sglang(given, config, hf)
+    assert {"base_model.model.model.embed_tokens.lora_embedding_A", "base_model.model.lm_head.lora_A.weight"} <= set(
+        form.tensors
+    )
     back = from_sglang(form.tensors, form.config, hf, [f"{prefix}layers.0.input_layernorm.weight", "lm_head.weight"])
     assert back.tensors.keys() == given.keys()
     assert all(torch.equal(back.tensors[key], one) for key, one in given.items())
@@ -52,6 +57,29 @@ def test_there_and_back(name: str, prefix: str) -> None:
     again = for_sglang(back.tensors, back.config, hf)
     assert again.config == form.config and again.shared_outer_experts == form.shared_outer_experts
     assert all(torch.equal(again.tensors[key], one) for key, one in form.tensors.items())
+
+
+def test_the_padding_of_a_vocabulary_comes_and_goes() -> None:
+    hf = {"model_type": "inkling_text", "num_hidden_layers": 2, "vocab_size": 32, "unpadded_vocab_size": 30}
+    a, b = torch.randn(RANK, 32), torch.randn(HIDDEN, RANK)
+    stem = "base_model.model.model.embed_tokens.lora_embedding_"
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 4}
+    with pytest.raises(
+        LoraError, match="32 columns of lora_embedding_A, and those beyond 30 are padding and not all zero"
+    ):
+        for_sglang({f"{stem}A": a, f"{stem}B": b}, config, hf)
+    a[:, 30:] = 0
+    form = for_sglang({f"{stem}A": a, f"{stem}B": b}, config, hf)
+    assert torch.equal(form.tensors[f"{stem}A"], a[:, :30])
+    back = from_sglang(form.tensors, form.config, hf, ["model.layers.0.input_layernorm.weight"])
+    assert torch.equal(back.tensors[f"{stem}A"], a) and torch.equal(back.tensors[f"{stem}B"], b)
+
+
+def test_factors_of_an_embedding_beside_a_linear_are_refused() -> None:
+    stem = "base_model.model.model.layers.0.self_attn.q_proj.lora_embedding_"
+    given = {f"{stem}A": torch.randn(RANK, HIDDEN), f"{stem}B": torch.randn(HIDDEN, RANK)}
+    with pytest.raises(LoraError, match="is no LoRA factor of a linear or of the embedding"):
+        for_sglang(given, {"peft_type": "LORA", "r": RANK, "lora_alpha": 4}, HF)
 
 
 @pytest.mark.parametrize("layout", ["experts", "shared outer experts", None])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lora_plugins_sdk import LoraError
+from lora_plugins_sdk import LoraConfig, LoraError, RunFacts, derive_table, load_plugin
 from lora_plugins_sdk.serving.sglang import ServingAdapter, for_sglang
 
 RANK, HIDDEN, INNER, EXPERTS = 2, 12, 6, 3
@@ -50,6 +50,26 @@ def linear(out: int, width: int = HIDDEN) -> tuple[tuple[int, ...], tuple[int, .
 
 def product(adapter: ServingAdapter, module: str) -> Tensor:
     return adapter.tensors[f"{PREFIX}{module}.lora_B.weight"] @ adapter.tensors[f"{PREFIX}{module}.lora_A.weight"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sharing"),
+    [("qwen3", "none")] + [(name, one) for name in ("qwen3_moe", "qwen36_moe", "inkling") for one in ("none", "outer")],
+)
+def test_the_names_that_a_table_shows_are_those_of_the_tensors(architecture: str, sharing: str) -> None:
+    plugin = load_plugin(architecture=architecture)
+    hf = dict(plugin.architecture.tiny_config)
+    lora = LoraConfig(rank=RANK, target_modules=("all-linear", "embed_tokens", "lm_head"), expert_sharing=sharing)
+    tensors: dict[str, Tensor] = {}
+    shown: list[str] = []
+    for row in derive_table(plugin, hf, lora, RunFacts()).rows:
+        value = torch.zeros(row.full_shape) if row.initially_zero else torch.randn(row.full_shape)
+        tensors |= plugin.export_tensor(row, value)
+        for name in row.serving_names.values():
+            parts = [name.replace("{q,k,v}", part) for part in "qkv"] if "{q,k,v}" in name else [name]
+            experts = range(row.full_shape[0]) if "{expert}" in name else [0]
+            shown += [part.replace("{expert}", str(expert)) for part in parts for expert in experts]
+    assert sorted(shown) == list(for_sglang(tensors, {"peft_type": "LORA", "r": RANK, "lora_alpha": 4}, hf).tensors)
 
 
 def test_dense_linears_keep_their_tensors_under_normalised_targets() -> None:
@@ -235,6 +255,20 @@ def test_a_head_keeps_the_rows_of_tokens_alone() -> None:
     assert torch.equal(served(head, hf).tensors[name], head[name])
 
 
+@pytest.mark.parametrize("tokens", [8, 10])
+def test_an_embedding_and_a_head_of_another_vocabulary_are_refused(tokens: int) -> None:
+    """SGLang compares the shapes at the first request, and ends."""
+    stem = "base_model.model.model.embed_tokens.lora_embedding_"
+    embedding = {f"{stem}A": torch.randn(RANK, tokens), f"{stem}B": torch.randn(HIDDEN, RANK)}
+    stem = "base_model.model.lm_head.lora_"
+    head = {f"{stem}A.weight": torch.randn(RANK, HIDDEN), f"{stem}B.weight": torch.randn(tokens, RANK)}
+    with pytest.raises(LoraError) as told:
+        served(embedding | head, HF | {"vocab_size": 9})
+    assert f"embed_tokens: has {tokens} columns of lora_embedding_A, and the base has 9 tokens" in str(told.value)
+    assert f"lm_head: has {tokens} rows of lora_B, and the base has 9 tokens" in str(told.value)
+    served(embedding | head, HF | {"vocab_size": tokens})
+
+
 def test_rslora_is_folded_into_alpha() -> None:
     """B34: SGLang divides alpha by the rank."""
     config = served(factors(layers__0__mlp__down_proj=linear(HIDDEN, INNER)), use_rslora=True).config
@@ -245,7 +279,7 @@ def test_rslora_is_folded_into_alpha() -> None:
 @pytest.mark.parametrize(
     ("module", "shapes", "message"),
     [
-        ("layers__0__mlp__gate", linear(EXPERTS), "SGLang serves lm_head and, in the layers"),
+        ("layers__0__mlp__gate", linear(EXPERTS), "SGLang serves embed_tokens and lm_head and, in the layers"),
         ("layers__0__mlp__shared_expert_gate", linear(1), "serves no LoRA there"),
         ("visual__layers__0__mlp__down_proj", linear(HIDDEN, INNER), "serves no LoRA there"),
         ("layers__7__mlp__down_proj", linear(HIDDEN, INNER), "the base has 2 layers"),

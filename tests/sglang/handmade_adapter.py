@@ -57,6 +57,22 @@ class HandmadeAdapter:
         delta = self.alpha / self.rank * (b @ a)
         self.deltas.setdefault(parameter, []).append((expert, slice(first_row, first_row + out_dim), delta))
 
+    def add_embedding(self, name: str, parameter: str, tokens: int, hidden: int, *, used: int) -> None:
+        """One pair A [rank, tokens], B [hidden, rank], which adds `(B @ A).T` to a weight [tokens, hidden].
+
+        Args:
+            name: Module in the adapter.
+            parameter: Base parameter that it changes.
+            tokens: Columns of A.
+            hidden: Rows of B.
+            used: How many of the tokens are no padding; A is zero for the others.
+        """
+        a, b = self._factor(None, self.rank, tokens), self._factor(None, hidden, self.rank)
+        a[:, used:] = 0
+        self.tensors[f"base_model.model.model.{name}.lora_embedding_A"] = a
+        self.tensors[f"base_model.model.model.{name}.lora_embedding_B"] = b
+        self.deltas.setdefault(parameter, []).append((None, slice(0, tokens), self.alpha / self.rank * (b @ a).t()))
+
     def _factor(self, experts: int | None, *shape: int) -> torch.Tensor:
         full = shape if experts is None else (experts, *shape)
         return torch.randn(full, generator=self._random) * self.std

@@ -14,7 +14,7 @@ import torch
 from handmade_adapter import HandmadeAdapter
 from moe_models import add_attention, add_experts, merged_logprobs
 
-TARGETS = ["qkv_proj", "o_proj", "in_proj_qkvz", "out_proj", "gate_up_proj", "down_proj"]
+TARGETS = ["qkv_proj", "o_proj", "in_proj_qkvz", "out_proj", "gate_up_proj", "down_proj", "embed_tokens", "lm_head"]
 FIELDS: dict[str, Any] = dict(
     vocab_size=320,
     hidden_size=64,
@@ -92,7 +92,8 @@ def save(net: Any, folder: str) -> None:
 
 
 def hybrid_adapter(model: str, layout: str, gates: str = "") -> HandmadeAdapter:
-    """Full attention, gated delta nets (q, k, v, z and the output), routed and shared experts of every layer.
+    """Full attention, gated delta nets (q, k, v, z and the output), routed and shared experts of every layer; embedding
+    and head.
 
     Args:
         model: HF directory.
@@ -132,6 +133,9 @@ def hybrid_adapter(model: str, layout: str, gates: str = "") -> HandmadeAdapter:
         adapter.add(f"{shared}.gate_proj", f"model.{shared}.gate_proj.weight", inner, hidden)
         adapter.add(f"{shared}.up_proj", f"model.{shared}.up_proj.weight", inner, hidden)
         adapter.add(f"{shared}.down_proj", f"model.{shared}.down_proj.weight", hidden, inner)
+    tokens = config.vocab_size
+    adapter.add_embedding("embed_tokens", "model.embed_tokens.weight", tokens, hidden, used=tokens)
+    adapter.add("lm_head", "lm_head.weight", tokens, hidden)
     return adapter
 
 

@@ -15,7 +15,7 @@ import torch
 from handmade_adapter import HandmadeAdapter
 from moe_models import add_experts, merged_logprobs
 
-TARGETS = ["qkvr", "wo_ud", "gate_up_proj", "down_proj", "lm_head"]
+TARGETS = ["qkvr", "wo_ud", "gate_up_proj", "down_proj", "embed_tokens", "lm_head"]
 # Of transformers. Window, extent and log scaling are shorter than a prompt, so that each of them shows.
 FIELDS: dict[str, Any] = dict(
     vocab_size=320,
@@ -53,7 +53,7 @@ def make_inkling(folder: str, **fields: Any) -> None:
     from safetensors.torch import save_file
     from transformers import InklingForCausalLM, InklingTextConfig
 
-    from lora_plugin_inkling.model.published import to_published
+    from lora_plugins_sdk import BaseCheckpoint, load_plugin
 
     torch.manual_seed(0)
     model = InklingForCausalLM(InklingTextConfig(**{**FIELDS, **fields})).float().eval()
@@ -64,38 +64,15 @@ def make_inkling(folder: str, **fields: Any) -> None:
             weight.copy_(around + 0.1 * torch.randn_like(weight))
     path = Path(folder)
     model.save_pretrained(path / HF_FOLDER)
-    tensors = {name: tensor.contiguous() for name, tensor in to_published(dict(model.state_dict())).items()}
+    base = BaseCheckpoint(config=json.loads(model.config.to_json_string()), tensors=model.state_dict())
+    published = load_plugin("inkling_text").published_base(base)
+    tensors = {name: tensor.contiguous() for name, tensor in published.tensors.items()}
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    (path / "config.json").write_text(json.dumps(published_config({**FIELDS, **fields})))
-
-
-def published_config(fields: dict[str, Any]) -> dict[str, Any]:
-    """The config of a published Inkling with these fields of transformers."""
-    text = {key: value for key, value in fields.items() if key not in ("layer_types", "mlp_layer_types")}
-    text["sconv_kernel_size"] = text.pop("conv_kernel_size")
-    text["dense_intermediate_size"] = text.pop("intermediate_size")
-    text["intermediate_size"] = text.pop("moe_intermediate_size")
-    return {
-        "architectures": ["InklingForConditionalGeneration"],
-        "model_type": "inkling_mm_model",
-        "torch_dtype": "float32",
-        "text_config": {
-            **text,
-            "local_layer_ids": [i for i, kind in enumerate(fields["layer_types"]) if kind == "hybrid_sliding"],
-            "dense_mlp_idx": fields["mlp_layer_types"].index("sparse"),
-            "use_embed_norm": True,
-            "use_sconv": True,
-            "use_gate_bias": True,
-            "use_global_scale": True,
-            "shared_expert_sink": True,
-            "norm_after_topk": True,
-            "gate_activation": "sigmoid",
-        },
-    }
+    (path / "config.json").write_text(json.dumps(published.config))
 
 
 def inkling_adapter(layout: str, names: str = "sglang", without: Sequence[str] = ()) -> HandmadeAdapter:
-    """Attention with relative states, dense layers, routed and shared experts, and the head.
+    """Attention with relative states, dense layers, routed and shared experts, the embedding and the head.
 
     Args:
         layout: of the routed experts, see `add_experts`.
@@ -131,6 +108,11 @@ def inkling_adapter(layout: str, names: str = "sglang", without: Sequence[str] =
                 # SGLang has one layout for both banks; a factor that is shared has to be there once for each expert.
                 outer = {"experts_a": shared, "experts_b": shared}
             add_gated_mlp(adapter, f"layers.{layer}.mlp.shared_experts", moe, "", **outer)
+    if "embed_tokens" not in without:
+        # SGLang's own form has no columns for the padding of the vocabulary.
+        used = FIELDS["unpadded_vocab_size"]
+        tokens = used if ours else FIELDS["vocab_size"]
+        adapter.add_embedding("embed_tokens", "model.embed_tokens.weight", tokens, hidden, used=used)
     if "lm_head" not in without:
         adapter.add("lm_head", "lm_head.weight", FIELDS["unpadded_vocab_size"], hidden)
     return adapter

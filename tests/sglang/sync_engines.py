@@ -26,12 +26,15 @@ from lora_harness.engines.sglang.sync.engine_group import EngineGroup
 from lora_harness.engines.sglang.sync.merge_mode import MergeSync
 from lora_harness.engines.sglang.sync.package import LoraSettings
 from lora_plugins_sdk import PeftAdapter, write_adapter
+from lora_plugins_sdk.peft_names import factor_name
 from lora_plugins_sdk.weight_files import read_weight_files
 
 RANK, ALPHA = 4, 8
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens", "lm_head")
 SETTINGS = LoraSettings(
-    targets=frozenset({"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"}), max_rank=8, slots=3
+    targets=frozenset({"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "embed_tokens", "lm_head"}),
+    max_rank=8,
+    slots=3,
 )
 LORA_ARGUMENTS: dict[str, Any] = dict(
     enable_lora=True,
@@ -111,9 +114,10 @@ def random_adapter(model: Path, seed: int, targets: Sequence[str] = TARGETS, ran
         module = name.removesuffix(".weight")
         if module.rsplit(".", 1)[-1] not in targets:
             continue
-        out, width = base.tensor(name).shape
+        embedding = module.endswith(".embed_tokens")
+        out, width = reversed(base.tensor(name).shape) if embedding else base.tensor(name).shape
         for factor, shape in (("A", (rank, width)), ("B", (out, rank))):
-            key = f"base_model.model.{module}.lora_{factor}.weight"
+            key = factor_name(module, factor, embedding=embedding)
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {key}".encode()))
             tensors[key] = torch.randn(shape, generator=generator) * 0.1
     config = {

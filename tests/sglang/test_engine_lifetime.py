@@ -6,81 +6,76 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 import raw_engine
+import torch.distributed as dist
 import transformers_reference
+from engine_processes import alive, killed_while_it_draws, wait_until_gone
 from own_process import OwnProcess
 from rollout_runs import gap, opened, policy, requests, run_config, sequences
 
+from lora_harness.engines import Completion
+from lora_harness.engines.sglang.engine import SglangEngine
 from lora_harness.engines.sglang.http import HttpClient
+from lora_harness.engines.sglang.server import SglangServer
 from lora_plugins_sdk import write_adapter
 from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.testing import Layout, run_world
 
 # Starting an engine takes minutes on a busy machine.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+RANKS = Layout(tp=2)
+# Enough to be killed on the way.
+NEW_TOKENS = 200
 
 
-def alive(group: int) -> list[int]:
-    """Processes of a group that still run."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
-    return found
+def servers_of(engine: SglangEngine) -> list[SglangServer]:
+    return [client._server for client in engine._group.clients]  # type: ignore[attr-defined]
 
 
-def wait_until_gone(group: int, seconds: float = 30.0) -> list[int]:
-    deadline = time.monotonic() + seconds
-    while (left := alive(group)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return left
-
-
-def kill_scheduler(group: int) -> None:
-    """SIGKILL for the child process that holds the model."""
-    [scheduler] = [one for one in alive(group) if "scheduler" in " ".join(psutil.Process(one).cmdline())]
-    os.kill(scheduler, signal.SIGKILL)
+def drawn_by_a_rank(model: str, output: str) -> tuple[list[Completion], list[Completion], list[str], list[int]]:
+    """One rank's completions; the same ones while one of two engines is killed; on rank 0, what was said and the
+    engines' process groups. The log is quoted when nobody is there to restart an engine."""
+    said: list[str] = []
+    engine = opened(run_config(Path(model), Path(output), mode="adapter", sglang={"engines": 2}), said)
+    rank = dist.get_rank()
+    try:
+        first = policy(Path(model), 1)
+        assert engine.publish(1, first.tensors, first.config) == 2 * first.num_bytes
+        mine = requests(new_tokens=NEW_TOKENS)[rank :: RANKS.world_size]
+        undisturbed = engine.generate(mine)
+        if rank:
+            return undisturbed, engine.generate(mine), said, []
+        with killed_while_it_draws(servers_of(engine)[-1].log):
+            again = engine.generate(mine)
+        groups = [one.pid for one in servers_of(engine)]
+        os.killpg(groups[0], signal.SIGKILL)
+        with pytest.raises(LoraError, match=r"SGLang engine 0 .*engine-0\.log\): ended during /v1/models with signal"):
+            engine._group.clients[0].loaded_adapters()
+        return undisturbed, again, said, groups
+    finally:
+        engine.close()
 
 
 def test_an_engine_that_dies_is_started_again_and_gets_its_adapter(
     tiny_qwen3_dir: Path, reference: OwnProcess, tmp_path: Path
 ) -> None:
-    """Also: requests are dealt out over two engines, and the log is quoted when nobody may restart."""
-    said: list[str] = []
-    run = run_config(tiny_qwen3_dir, tmp_path, mode="adapter", sglang={"engines": 2})
-    engine = opened(run, said)
-    groups = [client._server.pid for client in engine._group.clients]  # type: ignore[attr-defined]
-    try:
-        first = policy(tiny_qwen3_dir, 1)
-        assert engine.publish(1, first.tensors, first.config) == 2 * first.num_bytes
-        kill_scheduler(groups[1])
-        asked = requests()
-        drawn = engine.generate(asked)
-        assert any("SGLang engine 1" in line and "failed while it drew completions" in line for line in said)
-        assert said[-1].endswith("was restarted")
-        write_adapter(first, tmp_path / "v1")
+    """B36, B40: both ranks go on with what they would have drawn. Requests are dealt out over two engines."""
+    ranks = run_world(drawn_by_a_rank, RANKS, str(tiny_qwen3_dir), str(tmp_path / "run"), timeout=850.0)
+    said, groups = ranks[0][2:]
+    assert any("SGLang engine 1" in line and "failed while it drew completions" in line for line in said)
+    assert said[-1].endswith("was restarted")
+    write_adapter(policy(tiny_qwen3_dir, 1), tmp_path / "v1")
+    for rank, (undisturbed, drawn, _, _) in enumerate(ranks):
+        asked = requests(new_tokens=NEW_TOKENS)[rank :: RANKS.world_size]
+        assert [one.token_ids for one in drawn] == [one.token_ids for one in undisturbed]
         expected = reference.run(
-            transformers_reference.token_logprobs,
-            str(tiny_qwen3_dir),
-            sequences(asked, drawn),
-            str(tmp_path / "v1"),
+            transformers_reference.token_logprobs, str(tiny_qwen3_dir), sequences(asked, drawn), str(tmp_path / "v1")
         )
         assert gap(asked, drawn, expected) <= 1e-5 and {one.adapter_version for one in drawn} == {1}
-
-        groups = [client._server.pid for client in engine._group.clients]  # type: ignore[attr-defined]
-        client = engine._group.clients[0]
-        os.killpg(groups[0], signal.SIGKILL)
-        with pytest.raises(LoraError, match=r"SGLang engine 0 .*engine-0\.log\): ended during /v1/models with signal"):
-            client.loaded_adapters()
-    finally:
-        engine.close()
     assert [wait_until_gone(group) for group in groups] == [[], []]
 
 

@@ -27,6 +27,8 @@ from lora_harness.engines.sglang.sync.transport import AdapterTransport, Directo
 from lora_plugins_sdk import PeftAdapter
 from lora_plugins_sdk.errors import LoraError
 
+pytestmark = pytest.mark.slow
+
 Sync = Callable[..., AdapterSync]
 
 

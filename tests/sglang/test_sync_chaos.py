@@ -78,7 +78,8 @@ def asking(engines: Engines, sync: PolicySync, answers: list[Answered]) -> Itera
 
     def run() -> None:
         turn = 0
-        while not done.is_set():
+        # Not without a pause: an engine that never rests takes a core from the one that is being started.
+        while not done.wait(0.1):
             answers.extend(ask(engines, sync, 0, f"busy-{len(answers)}-{turn}"))
             turn += 1
 

@@ -22,6 +22,8 @@ from lora_harness.engines.sglang.sync.package import LoraSettings, Packer
 from lora_harness.engines.sglang.sync.transport import MemoryTransport
 from lora_plugins_sdk import LoraError, PeftAdapter
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-5
 MAKERS = {"text": hybrid_models.make_hybrid, "multimodal": hybrid_models.make_multimodal_hybrid}
 
@@ -64,7 +66,8 @@ def truth(reference: OwnProcess, model: Path, layout: str | None, gates: str = "
 def test_merged_weights_have_every_linear_and_zeros_give_the_base_back(
     reference: OwnProcess, tmp_path: Path, kind: str, layout: str
 ) -> None:
-    """B29, B31: gated queries, both gates of the delta nets, routed and shared experts; all checksums are compared."""
+    """B29, B31: gated queries, both gates of the delta nets, routed and shared experts, embedding and head; all
+    checksums are compared."""
     model = make(reference, tmp_path / "model", kind)
     adapter = policy(reference, model, tmp_path / "adapter", layout, "trained")
     with Engines(model, tmp_path, **raw_engine.HYBRID_ARGUMENTS, enable_multimodal=False) as engines:
@@ -79,6 +82,7 @@ def test_merged_weights_have_every_linear_and_zeros_give_the_base_back(
         assert changed >= {
             *(f"0.linear_attn.{leaf}.weight" for leaf in ("in_proj_qkvz", "in_proj_ba", "out_proj")),
             *(f"1.{leaf}" for leaf in ("qkv_proj.weight", "mlp.experts.w13_weight", "mlp.experts.w2_weight")),
+            *("model.embed_tokens.weight", "lm_head.weight"),
         }
         assert merged.gap(truth(reference, model, layout, "trained")) <= TOLERANCE
         assert merged.gap(truth(reference, model, None)) > 0.1

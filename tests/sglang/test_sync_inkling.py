@@ -22,6 +22,8 @@ from lora_harness.engines.sglang.sync.package import LoraSettings, Packer
 from lora_harness.engines.sglang.sync.transport import MemoryTransport
 from lora_plugins_sdk import LoraError, PeftAdapter
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-5
 LONG = [(7 * step + 3) % 300 for step in range(90)]
 # The third goes on from the second's states, as far as the prefix cache has them.
@@ -50,12 +52,14 @@ def truth(reference: OwnProcess, model: Path, layout: str | None, without: Seque
     )
 
 
-@pytest.mark.parametrize(("layout", "without"), [("shared_outer", ()), ("per_expert", ("k_proj", "lm_head"))])
+@pytest.mark.parametrize(
+    ("layout", "without"), [("shared_outer", ()), ("per_expert", ("k_proj", "embed_tokens", "lm_head"))]
+)
 def test_an_adapter_on_every_target(
     reference: OwnProcess, model: Path, tmp_path: Path, layout: str, without: tuple[str, ...]
 ) -> None:
     """B24, B28, B30: q, k, v and r together, zeros for one that is missing; shared experts in either layout; the head
-    without the rows of its padding."""
+    without the rows of its padding, the embedding without its columns."""
     adapter = policy(reference, tmp_path / "adapter", layout, without)
     settings = LoraSettings(
         targets=frozenset(inkling_models.TARGETS) - set(without),
@@ -77,15 +81,14 @@ def test_an_adapter_on_every_target(
             assert answers.gap(truth(reference, model, layout)) > 1e-3, "what was left out would have shown"
 
 
-@pytest.mark.parametrize("module", ["mlp.gate", "self_attn.rel_logits_proj", "attn_sconv.conv1d", "embed_tokens"])
+@pytest.mark.parametrize("module", ["mlp.gate", "self_attn.rel_logits_proj", "attn_sconv.conv1d"])
 def test_what_is_no_target_is_refused_before_anything_is_sent(
     reference: OwnProcess, model: Path, tmp_path: Path, module: str
 ) -> None:
     """B26: the engine would say success and end at the first request, or leave the factors out."""
     adapter = policy(reference, tmp_path / "adapter", "shared_outer")
     settings = LoraSettings(targets=frozenset(inkling_models.TARGETS), max_rank=8, slots=3, shared_outer_experts=True)
-    place = "model.embed_tokens" if module == "embed_tokens" else f"model.layers.1.{module}"
-    extra = {f"base_model.model.{place}.lora_{one}.weight": torch.ones(4, 4) for one in "AB"}
+    extra = {f"base_model.model.model.layers.1.{module}.lora_{one}.weight": torch.ones(4, 4) for one in "AB"}
     with pytest.raises(LoraError, match=rf"{module}.*SGLang serves no LoRA there"):
         Packer(model, settings).pack(1, {**adapter.tensors, **extra}, adapter.config)
 
@@ -108,6 +111,7 @@ def test_merged_weights_have_every_linear_and_zeros_give_the_base_back(
             *(f"0.{leaf}.weight" for leaf in ("attn.qkvr", "attn.wo_ud", "mlp.gate_up_proj", "mlp.down_proj")),
             *(f"2.mlp.{bank}.{leaf}_weight" for bank in ("experts", "shared_experts") for leaf in ("w13", "w2")),
             "2.mlp.shared_experts._w2_lin",
+            "llm.embed_tokens.weight",
             "llm.lm_head.weight",
         }
         assert merged.gap(truth(reference, model, "shared_outer")) <= TOLERANCE

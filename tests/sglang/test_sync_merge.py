@@ -20,6 +20,8 @@ from lora_harness.engines.sglang.sync.serving import Serving
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.weight_files import read_weight_files
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def engines(tiny_qwen3_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:

@@ -42,11 +42,13 @@ def fails(fn: Callable[..., object], *args: object, layout: Layout = TWO, timeou
 
 
 def wait_for_peer() -> None:
+    dist.barrier()  # its peer fails after this one: this rank is then here, and no longer joining the world
     dist.barrier()
 
 
 def raise_on(rank: int) -> None:
     if dist.get_rank() == rank:
+        dist.barrier()
         print("last words")
         raise KeyError("no such factor")
     wait_for_peer()
@@ -69,6 +71,7 @@ def test_every_rank_of_four_is_reported() -> None:
 
 
 def skip_on_all() -> None:
+    dist.barrier()
     pytest.skip("looks like success")
 
 
@@ -81,7 +84,9 @@ def test_a_skip_inside_a_rank_is_a_failure() -> None:
 def end_by(how: str) -> None:
     if dist.get_rank() == 0:
         wait_for_peer()
-    elif how == "kill":
+        return
+    dist.barrier()
+    if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "crash":
         ctypes.string_at(0)
@@ -105,17 +110,20 @@ def test_a_dead_rank_comes_first_with_its_exit_code(how: str, code: str) -> None
 
 def stuck_on(rank: int) -> int:
     if dist.get_rank() == rank:
+        dist.barrier()
         while True:
             time.sleep(0.01)
     if rank == 0:
         wait_for_peer()
+    else:
+        dist.barrier()
     return dist.get_rank()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_hang_ends_at_the_timeout_with_stacks(rank: int) -> None:
-    error = fails(stuck_on, rank, timeout=1.0)
-    assert "not done after 1 s" in str(error)
+    error = fails(stuck_on, rank, timeout=5.0)
+    assert "not done after 5 s" in str(error)
     stuck, other = error.reports[rank], error.reports[1 - rank]
     assert stuck.outcome is Outcome.RUNNING and "in stuck_on" in stuck.stack
     assert other.outcome is (Outcome.RUNNING if rank == 0 else Outcome.RETURNED)
@@ -130,7 +138,7 @@ def start_child_and_hang(folder: Path) -> None:
 
 
 def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
-    fails(start_child_and_hang, tmp_path, timeout=1.0)
+    fails(start_child_and_hang, tmp_path, timeout=5.0)
     for rank in range(2):
         pid = int((tmp_path / str(rank)).read_text())
         status, deadline = Path(f"/proc/{pid}/status"), time.monotonic() + 5

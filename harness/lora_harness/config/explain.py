@@ -22,13 +22,13 @@ def explain(error: ValidationError, root: type[BaseModel]) -> Iterator[Diagnosti
         if key in explained:  # a union of types reports one failure for each of its members
             continue
         explained.add(key)
-        yield _diagnostic(key, keys[-1], item, model)
+        yield _diagnostic(key, keys[-1], item, model, root)
 
 
-def _diagnostic(key: str, last: str, item: Any, model: type[BaseModel]) -> Diagnostic:
+def _diagnostic(key: str, last: str, item: Any, model: type[BaseModel], root: type[BaseModel]) -> Diagnostic:
     match item["type"]:
         case "extra_forbidden":
-            return Diagnostic(subject=key, reason="unknown key", cure=_suggest(last, model))
+            return Diagnostic(subject=key, reason="unknown key", cure=_suggest(last, model, root))
         case "missing":
             return Diagnostic(subject=key, reason="is required", cure=f"set it: {_description(model, last)}")
         case "union_tag_not_found":
@@ -69,7 +69,17 @@ def models_of(field: FieldInfo) -> list[type[BaseModel]]:
     return [one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)]
 
 
-def _suggest(name: str, model: type[BaseModel]) -> str:
+def _suggest(name: str, model: type[BaseModel], root: type[BaseModel]) -> str:
+    if name in root.model_fields:
+        return f"{name} stands at the top: write it above the first [table]"
+    tables = {section: models_of(field) for section, field in root.model_fields.items()}
+    homes = [
+        f"write {section}.{name}"
+        for section, models in tables.items()
+        if model not in models and any(name in one.model_fields for one in models)
+    ]
+    if homes:
+        return " or ".join(homes)
     known = list(model.model_fields)
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known keys here: {', '.join(known)}"

@@ -32,9 +32,15 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
             str(path), reason=f"cannot be read ({error.strerror})", cure="give an existing TOML file"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise LoraError(str(path), reason=f"is not TOML: {error}", cure="correct that line") from None
+        raise LoraError(str(path), reason=f"is not TOML: {error}", cure=_not_toml_cure(path)) from None
     apply_overrides(raw, overrides)
     return parse_config(raw, title=f"{path} cannot be used:")
+
+
+def _not_toml_cure(path: Path) -> str:
+    if path.suffix == ".toml":
+        return "correct that line"
+    return "write the config in TOML: `key = value`, and `[model]` before the keys of a table (docs/harness-config.md)"
 
 
 def apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> None:

@@ -142,6 +142,20 @@ def arguments_are_free(rollout: RolloutSection) -> Iterator[Diagnostic]:
         )
 
 
+def merged_engines_have_one_rank(rollout: RolloutSection) -> Iterator[Diagnostic]:
+    if rollout.sglang is None or rollout.train_only or rollout.sync_mode != "merge":
+        return
+    for name in ("tp_size", "pp_size"):
+        ranks = rollout.sglang.arguments.get(name, 1)
+        if ranks != 1:
+            yield Diagnostic(
+                subject=f"rollout.sglang.arguments.{name}",
+                reason="merge mode checks all weights of an engine, and how SGLang deals them out over "
+                f"{ranks} ranks is not known here",
+                cure="set rollout.mode = 'adapter', or remove it: rollout.sglang.engines runs several of one rank each",
+            )
+
+
 ROLLOUT_RULES = (
     sglang_options_need_sglang,
     train_only_sends_nothing,
@@ -150,4 +164,5 @@ ROLLOUT_RULES = (
     one_kind_of_engine,
     in_process_is_for_one_rank,
     arguments_are_free,
+    merged_engines_have_one_rank,
 )

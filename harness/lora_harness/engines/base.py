@@ -135,6 +135,8 @@ class RolloutEngine(Protocol):
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Complete every request, in the order given.
 
+        Where several ranks share engines, every rank calls it, if only with no request, and all hear what became of it.
+
         Raises:
             LoraError: an empty prompt, a token id outside the vocabulary, more tokens than the context holds, or an
                 engine that fails.

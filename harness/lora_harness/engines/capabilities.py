@@ -11,7 +11,7 @@ from lora_harness.engines.base import EngineCapabilities
 from lora_harness.engines.sglang.base_fit import refuse_other_layouts, refuse_unfit_base
 from lora_plugins_sdk import derive_table, load_plugin, read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
-from lora_plugins_sdk.serving.sglang_places import HELD_AT_ZERO, family_of, served_leaves
+from lora_plugins_sdk.serving.sglang_places import HELD_AT_ZERO, OUTSIDE, family_of, served_leaves
 
 if TYPE_CHECKING:
     from lora_harness.config import RolloutSection, TrainConfig
@@ -30,7 +30,7 @@ def engine_capabilities(rollout: RolloutSection, hf_config: Mapping[str, Any], *
         max_rank: the rank that SGLang is started for in adapter mode.
     """
     if rollout.engine == "sglang" and rollout.sync_mode == "adapter":
-        served = frozenset({*served_leaves(family_of(hf_config)), "lm_head"})
+        served = frozenset({*served_leaves(family_of(hf_config)), *OUTSIDE})
         return EngineCapabilities(
             name="sglang",
             mode="adapter",
@@ -60,7 +60,27 @@ def refuse_unservable(config: TrainConfig, facts: RunFacts) -> None:
     if config.rollout.train_only:
         return
     plugin = load_plugin(str(hf_config.get("model_type")), plugin=config.model.plugin)
+    refuse_unfit_targets(config, plugin, hf_config, facts)
+
+
+def refuse_unfit_targets(
+    config: TrainConfig, plugin: SelectedPlugin, hf_config: Mapping[str, Any], facts: RunFacts
+) -> None:
+    """Refuse an adapter that the model cannot have or the engine cannot serve. Needs no files.
+
+    Args:
+        config: the training config.
+        plugin: the model's.
+        hf_config: the base's `config.json`.
+        facts: the run's parallel sizes.
+
+    Raises:
+        LoraError: what the model does not have, or factors that the engine and its mode cannot serve; each projection
+            is listed once.
+    """
     table = derive_table(plugin, hf_config, lora_of_run(config, plugin, hf_config, facts), facts)
+    if config.rollout.train_only:
+        return
     able = engine_capabilities(config.rollout, hf_config, max_rank=config.lora.rank)
     raise_if_any("the rollout engine cannot serve what is to be trained:", unservable(table, able))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -99,12 +100,13 @@ def decode_batch(model: Any, requests: Sequence[GenerationRequest], *, adapter_v
     positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
     temperatures = torch.tensor([one.sampling.temperature for one in requests], dtype=torch.float64, device=device)
     cache = DynamicCache(config=model.config)
+    cache_argument = {_cache_name(model): cache}
     while True:
         output = model(
             input_ids=tokens,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
+            **cache_argument,
             use_cache=True,
             logits_to_keep=1,
         )
@@ -130,6 +132,12 @@ def decode_batch(model: Any, requests: Sequence[GenerationRequest], *, adapter_v
             cache.reorder_cache(index)  # type: ignore[arg-type]
             tokens, positions, mask, temperatures = (t[index] for t in (tokens, positions, mask, temperatures))
         mask = torch.cat([mask, mask.new_ones(len(active), 1)], dim=1)
+
+
+def _cache_name(model: Any) -> str:
+    """What a model's forward calls the cache: transformers 5.24 renamed it."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
 
 
 def _left_padded(requests: Sequence[GenerationRequest], device: torch.device) -> tuple[Tensor, Tensor]:

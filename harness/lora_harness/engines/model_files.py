@@ -11,6 +11,7 @@ import torch
 from lora_plugins_sdk import load_plugin, read_hf_config
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.peft_parameters import HfParameter, hf_parameters
+from lora_plugins_sdk.staging import directory_problem
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -107,8 +108,8 @@ def load_hf_tokenizer(directory: Path) -> Any:
 
 
 def _require_file(directory: Path, names: tuple[str, ...], what: str) -> None:
-    if not directory.is_dir():
-        raise LoraError(str(directory), reason="is not a directory", cure="give the path of a local HF model directory")
+    if problem := directory_problem(directory):
+        raise LoraError(str(directory), reason=problem, cure="give the path of a local HF model directory")
     if not any((directory / name).is_file() for name in names):
         raise LoraError(
             str(directory),

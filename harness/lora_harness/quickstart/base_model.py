@@ -15,17 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from lora_harness.quickstart.arithmetic import careless_answer, problems, prompts
 from lora_harness.quickstart.recipe import BaseRecipe
 from lora_harness.quickstart.tokenizer import VOCABULARY, build_tokenizer
 from lora_harness.quickstart.warmup import Accuracy, accuracy, encode, training_step
 from lora_harness.tasks import Example
+from lora_plugins_sdk import BaseCheckpoint, SelectedPlugin, load_plugin, read_hf_config
 from lora_plugins_sdk.errors import LoraError
 
 _STAMP = "quickstart_base.json"
 # Raise when the way the base is made changes, so that no cached one of before is taken for it.
-_VERSION = 1
+_VERSION = 2
 _VALIDATION_COUNT = 1000
 
 
@@ -74,6 +76,7 @@ def make_base(path: Path, *, seed: int, recipe: BaseRecipe, say: Callable[[str],
     unfinished = path.with_name(path.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     model.save_pretrained(unfinished)
+    _publish(unfinished, load_plugin(str(recipe.model["model_type"])))
     tokenizer.save_pretrained(unfinished)
     document = {"fingerprint": fingerprint, "seed": seed, "recipe": asdict(recipe), "accuracy": asdict(reached)}
     (unfinished / _STAMP).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -81,6 +84,15 @@ def make_base(path: Path, *, seed: int, recipe: BaseRecipe, say: Callable[[str],
         shutil.rmtree(path)
     unfinished.rename(path)
     return Base(path=path, reused=False, accuracy=reached)
+
+
+def _publish(directory: Path, plugin: SelectedPlugin) -> None:
+    """Make a directory that transformers wrote one as the model's publishers write it, for every engine to read."""
+    weights = directory / "model.safetensors"
+    published = plugin.published_base(BaseCheckpoint(config=read_hf_config(directory), tensors=load_file(weights)))
+    tensors = {name: tensor.contiguous() for name, tensor in published.tensors.items()}
+    save_file(tensors, weights, metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(published.config, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager

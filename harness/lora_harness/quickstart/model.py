@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lora_plugins_sdk import Architecture, load_plugin
+from lora_plugins_sdk import LoraConfig, SelectedPlugin, load_plugin
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.targets import candidates
 
@@ -29,21 +29,35 @@ def model_config(name: str) -> dict[str, Any]:
     return dict(architecture.quickstart_config)
 
 
-def too_narrow(name: str, config: Mapping[str, Any], rank: int) -> list[str]:
-    """Projections of the small model that are narrower than a rank, by their last names.
+def too_narrow(plugin: SelectedPlugin, config: Mapping[str, Any], lora: LoraConfig) -> list[str]:
+    """Targets in the small model that are narrower than the rank, by their last names; only such that are linears of
+    `all-linear`.
 
     Args:
-        name: the architecture's name.
-        config: of `model_config`.
-        rank: of the adapter.
+        plugin: the model's.
+        config: of `model_config`, with the vocabulary's size.
+        lora: rank and targets.
+
+    Raises:
+        LoraError: targets that do not resolve, or all of them are narrower.
     """
-    architecture: Architecture = load_plugin(architecture=name).architecture
-    dims = architecture.dims(config)
-    return sorted(
-        {
-            one.projection.leaf
-            for one in candidates(architecture, config)
-            if one.site.all_linear
-            and min(dims.resolve(one.projection.in_dim), dims.resolve(one.projection.out_dim)) < rank
-        }
-    )
+    wanted = plugin.normalize_targets(config, lora)
+    dims = plugin.architecture.dims(config)
+    sides: dict[str, int] = {}
+    linear: set[str] = set()
+    for one in candidates(plugin.architecture, config):
+        if one.hf in wanted:
+            leaf, width = one.projection.leaf, dims.resolve(one.projection.in_dim)
+            side = min(width, dims.resolve(one.projection.out_dim))
+            sides[leaf] = min(side, sides.get(leaf, side))
+            if one.site.all_linear:
+                linear.add(leaf)
+    narrow = sorted(leaf for leaf in linear if sides[leaf] < lora.rank)
+    if len(narrow) == len(sides):
+        raise LoraError(
+            f"lora.rank = {lora.rank}",
+            reason="is larger than a side of every target in so small a model: "
+            + ", ".join(f"{leaf} {sides[leaf]}" for leaf in narrow),
+            cure=f"use a rank of at most {max(sides.values())}",
+        )
+    return narrow

@@ -2,33 +2,76 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lora_harness.report import refuse_used_output
 from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.staging import exclusive, remove, writable
 
 BASE_NAME = "base"
 _MARK = ".quickstart"
+_ASIDE = ".replaced"
 # What a run writes; the base and everything else in the directory stay.
-_RUN_FILES = ("adapter", "config.toml", "metrics.jsonl", "reward.png", "sglang", "summary.json", "tensorboard")
+_RUN_FILES = (
+    "adapter",
+    "checkpoints",
+    "config.toml",
+    "metrics.jsonl",
+    "reward.png",
+    "sglang",
+    "summary.json",
+    "tensorboard",
+    # What a killed run leaves of the adapter.
+    ".adapter.lock",
+    ".adapter.partial",
+    ".adapter.replaced",
+)
 
 
-def prepare_output(output: Path) -> bool:
-    """Make `output` ready for a quickstart, removing the run files of an earlier one.
+@contextmanager
+def earlier_run_aside(output: Path) -> Iterator[bool]:
+    """Make `output` ready for a quickstart; the run files of an earlier one lie aside within the context.
 
-    Returns:
+    They are removed when it ends well, and put back with an error: whatever refuses the new run leaves the earlier
+    result. What a killed process left aside is put back by the next.
+
+    Yields:
         Whether there was an earlier one.
 
     Raises:
-        LoraError: `output` is a file, or holds files of a run that no quickstart made; nothing is removed then.
+        LoraError: `output` is a file, another process runs there, it cannot be written, or it holds files of a run
+            that no quickstart made; nothing is changed then.
     """
-    mark = output / _MARK
-    if mark.is_file():
-        found = [output / name for name in _RUN_FILES if (output / name).exists()]
-        for path in found:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return bool(found)
+    mark, aside = output / _MARK, output / _ASIDE
+    if not mark.is_file():
+        _refuse_foreign(output)
+    with writable(output):
+        output.mkdir(parents=True, exist_ok=True)
+        lock = exclusive(output / ".lock", output)
+        lock.__enter__()
+    try:
+        with writable(output):
+            mark.write_text("lora-grpo quickstart replaces the run in this directory when it is started again\n")
+            _put_back(aside, output)
+            found = [name for name in _RUN_FILES if (output / name).exists()]
+            aside.mkdir()
+            for name in found:
+                (output / name).rename(aside / name)
+        try:
+            yield bool(found)
+        except BaseException:
+            with writable(output):
+                _put_back(aside, output)
+            raise
+        with writable(output):
+            remove(aside)
+    finally:
+        lock.__exit__(None, None, None)
+
+
+def _refuse_foreign(output: Path) -> None:
     refuse_used_output(output)
     foreign = [name for name in _RUN_FILES if (output / name).exists()]
     if foreign:
@@ -37,6 +80,11 @@ def prepare_output(output: Path) -> bool:
             reason=f"holds {', '.join(foreign)}, which no quickstart wrote",
             cure="choose another --output",
         )
-    output.mkdir(parents=True, exist_ok=True)
-    mark.write_text("lora-grpo quickstart replaces the run in this directory when it is started again\n")
-    return False
+
+
+def _put_back(aside: Path, output: Path) -> None:
+    """Only what is not there: logs of engines that did not start are newer, and the error names them."""
+    for name in _RUN_FILES:
+        if (aside / name).exists() and not (output / name).exists():
+            (aside / name).rename(output / name)
+    remove(aside)

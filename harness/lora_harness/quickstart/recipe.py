@@ -13,7 +13,7 @@ from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 DEFAULT_STEPS = 120
 
 _MAKES = "leave it out; the quickstart makes a base and a task, `lora-grpo train` takes yours"
-_OWN = {
+OWN_KEYS = {
     "model.path": _MAKES,
     "task": _MAKES,
     "output": "use --output",
@@ -110,6 +110,6 @@ def training_config(
 def _taken(overrides: Sequence[str]) -> Iterator[Diagnostic]:
     """Overrides of what the quickstart's own options say, or of the base and the task that it makes."""
     for key in (override.partition("=")[0].strip() for override in overrides):
-        cure = next((how for own, how in _OWN.items() if key == own or key.startswith(f"{own}.")), None)
+        cure = next((how for own, how in OWN_KEYS.items() if key == own or key.startswith(f"{own}.")), None)
         if cure is not None:
             yield Diagnostic(subject=f"--set {key}", reason="is decided by the quickstart itself", cure=cure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from rich.table import Table
 
 from lora_harness.config import TrainConfig
 from lora_harness.engines import check_engine_name
+from lora_harness.engines.capabilities import refuse_unfit_targets
 from lora_harness.quickstart.model import model_config, too_narrow
-from lora_harness.quickstart.previous import BASE_NAME, prepare_output
+from lora_harness.quickstart.previous import BASE_NAME, earlier_run_aside
 from lora_harness.quickstart.recipe import DEFAULT_STEPS, BaseRecipe, training_config
-from lora_plugins_sdk.errors import LoraError
-from lora_plugins_sdk.serving.sglang_places import family_of
+from lora_harness.quickstart.tokenizer import VOCABULARY
+from lora_plugins_sdk import load_plugin
 
 
 def run_quickstart(
@@ -37,7 +39,8 @@ def run_quickstart(
 
     Args:
         output: receives ``base/``, ``adapter/`` and everything a run writes. An earlier quickstart there is
-            replaced; its base is kept when it was made with the same seed and recipe.
+            replaced as soon as nothing refuses the new run; its base is kept when it was made with the same seed and
+            recipe.
         engine: rollout engine.
         model: architecture of an installed plugin that has a `quickstart_config`.
         seed: of everything random.
@@ -47,18 +50,11 @@ def run_quickstart(
         overrides: `KEY=VALUE` of further options of a training config, the parallel sizes for example.
 
     Raises:
-        LoraError: unknown engine or model, a model that SGLang does not read as transformers writes it, an override
-            that the run cannot have, another number of processes than the parallel sizes need, or an output directory
-            that holds something else.
+        LoraError: unknown engine, model or target, an override that the run cannot have, another number of processes
+            than the parallel sizes need, or an output directory that holds something else.
     """
     check_engine_name(engine)
     small = model_config(model)
-    if engine == "sglang" and family_of(small) == "inkling":
-        raise LoraError(
-            f"engine {engine!r} with model {model!r}",
-            reason="SGLang reads Inkling as it is published, and the quickstart makes it as transformers writes it",
-            cure="use the local engine, or `lora-grpo train` on a published checkpoint",
-        )
     config = training_config(
         base=output / BASE_NAME,
         output=output,
@@ -69,30 +65,39 @@ def run_quickstart(
         sglang_python=sglang_python,
         overrides=overrides,
     )
-    narrow = too_narrow(model, small, config.lora.rank)
+    plugin, sized = load_plugin(architecture=model), small | {"vocab_size": len(VOCABULARY)}
+    narrow = too_narrow(plugin, sized, config.lora.to_sdk(seed=seed))
     excluded = (*config.lora.exclude_modules, *narrow)
     config = config.model_copy(update={"lora": config.lora.model_copy(update={"exclude_modules": excluded})})
     # Torch from here on: names and options are checked without it.
-    from lora_harness.launch import started
+    from lora_harness.launch import run_facts, started
     from lora_harness.ranks import is_first_rank, on_first_rank
     from lora_harness.train import Trainer
 
-    with started(config.parallel, seed=seed) as run:
+    # Training would find it too, minutes later: the base is made first.
+    refuse_unfit_targets(config, plugin, sized, run_facts(config.parallel))
+    with started(config) as run:
         say = _say if is_first_rank() else _stay_silent
-        on_first_rank(lambda: _make_base(config, model, BaseRecipe(model=small)))
-        say(f"2/3 GRPO: {config.steps} steps, LoRA rank {config.lora.rank}; the reward is 1 for the right sum, else 0")
-        if narrow:
-            say(f"    without {', '.join(narrow)}, which are narrower than this rank in so small a model")
-        result = Trainer(config, run).train()
+        with ExitStack() as stack:
+            aside = earlier_run_aside(output)
+            earlier = on_first_rank(lambda: stack.enter_context(aside))
+            on_first_rank(lambda: _make_base(config, model, BaseRecipe(model=small)))
+            say(
+                f"2/3 GRPO: {config.steps} steps, LoRA rank {config.lora.rank}; the reward is 1 for a right sum, else 0"
+            )
+            if narrow:
+                say(f"    without {', '.join(narrow)}, which are narrower than this rank in so small a model")
+            trainer = Trainer(config, run)
+        if earlier:
+            say(f"    replacing the earlier quickstart in {output}")
+        result = trainer.train()
         on_first_rank(lambda: _compare(config, result.adapter))
 
 
 def _make_base(config: TrainConfig, model: str, recipe: BaseRecipe) -> None:
-    """Step 1, on one rank while the others wait: the output directory and the base in it."""
+    """Step 1, on one rank while the others wait."""
     from lora_harness.quickstart.base_model import make_base
 
-    if prepare_output(config.output):
-        _say(f"replacing the earlier quickstart in {config.output}")
     _say(f"1/3 base: a small {model} learns three-digit addition from demonstrations that mostly forget to carry")
     base = make_base(config.model.path, seed=config.seed, recipe=recipe, say=_say)
     made = "kept from an earlier run" if base.reused else "made"

@@ -135,7 +135,8 @@ def compare_outputs(
 ) -> Iterator[Finding]:
     """What leaves (or, backward, enters) each projection of a single process; only the first site that differs.
 
-    Experts, routed or stacked, are left out: transformers shows no outputs of theirs. A deviation travels on: what
+    Experts, routed or stacked, and what transformers' module does not do alone (`by_weight`) are left out: transformers
+    shows no outputs of theirs. A deviation travels on: what
     differs after the first site follows from it.
 
     Args:
@@ -149,7 +150,13 @@ def compare_outputs(
         bound: largest relative error.
     """
     wrong = []
-    plans = [plan for plan in table.plans if not plan.site.experts and not any(row.stack for row in plan.rows)]
+    plans = [
+        plan
+        for plan in table.plans
+        if not plan.site.experts
+        and not any(row.stack for row in plan.rows)
+        and not any(one.by_weight for one in plan.site.projections)
+    ]
     for plan in plans[::-1] if backward else plans:
         context.exercised([plan.host_module])
         modules = dict.fromkeys(row.hf_module for row in plan.rows)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_plugins_sdk.testing.conformance.around import entered, find_factory
+from lora_plugins_sdk.testing.conformance.repeats import Repeats
 from lora_plugins_sdk.testing.conformance.subject import Subject
 from lora_plugins_sdk.testing.layout import Layout
 from lora_plugins_sdk.testing.world import run_world
@@ -50,6 +51,7 @@ class Context:
         self.update_snapshot = update_snapshot
         self.how_to_update = how_to_update
         self.sites: set[str] = set()
+        self.repeats = Repeats()
         self._kept: dict[object, Any] = {}
 
     def exercised(self, sites: Iterable[str]) -> None:

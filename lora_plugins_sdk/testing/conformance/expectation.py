@@ -75,6 +75,8 @@ def full_pass(table: ParameterTable, problem: Problem, local: Pass) -> FullPass:
     full: dict[str, dict[str, Tensor]] = {"outputs": {}, "output_grads": {}, "input_grads": {}}
     for plan in table.plans:
         for quantity, found in full.items():
+            if plan.site.embedding and quantity == "input_grads":
+                continue  # ids have none
             captured = getattr(local.captured, quantity)[plan.host_module]
             value = sum_of_microbatches(captured) if plan.site.experts else batch_first(captured)
             found |= (

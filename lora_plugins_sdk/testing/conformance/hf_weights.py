@@ -15,12 +15,13 @@ from lora_plugins_sdk.table import ParameterTable, ParamRow, SitePlan
 @dataclass(frozen=True, kw_only=True)
 class HfWeight:
     """The weight of one projection, `[out, in]`, or `[experts, out, in]`; a stack's weights side by side, `[out, in]`.
+    An embedding's, which is stored as `[in, out]`, is turned.
 
     Args:
         parameters: one that holds the weight, or several of one expert each.
         each: whether they are of one expert each.
         rows: where those of the projection lie within a parameter that holds several.
-        module: what computes it, where it is a module of its own.
+        module: what computes it and nothing else, where it is a module of its own.
         a, b: the table's rows.
     """
 
@@ -49,7 +50,7 @@ class HfWeight:
             folded = torch.stack(folded.chunk(self.a.stack, dim=self._side))
         with torch.no_grad():
             for parameter, value in zip(self.parameters, folded if self.each else [folded], strict=True):
-                parameter[..., self.rows, :] = value.to(parameter.dtype)
+                parameter[..., self.rows, :] = (value.mT if self.a.embedding else value).to(parameter.dtype)
 
     def factor_grads(self, factors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
         """With `W' = W + scale B A`: `dB = scale dW' A^T` and `dA = scale B^T dW'`, summed over experts that share."""
@@ -70,6 +71,8 @@ class HfWeight:
         if self.a.stack:
             return torch.cat(list(tensors[0]), dim=self._side)
         mine = [one[..., self.rows, :] for one in tensors]
+        if self.a.embedding:
+            return mine[0].mT.clone()
         return torch.stack(mine) if self.each else mine[0].clone()
 
 
@@ -95,7 +98,8 @@ def hf_weight(model: Any, plan: SitePlan, position: int) -> HfWeight:
     a, b = plan.rows[position], plan.rows[position + len(plan.adapted)]
     parameters, module, first = _holders(model, plan, plan.adapted[position], a)
     # A head that the host pads may be padded in HF too; what belongs to no token is no part of the projection.
-    part = (a.expert and plan.site.fused_hf) or getattr(plan.site.pack, "pad", False)
+    head = getattr(plan.site.pack, "pad", False) and not plan.site.embedding
+    part = (a.expert and plan.site.fused_hf) or head
     rows = slice(first, first + b.full_shape[-2]) if part else slice(None)
     each = a.expert and plan.site.fused_hf is None
     return HfWeight(parameters=parameters, each=each, rows=rows, module=module, a=a, b=b)
@@ -109,7 +113,8 @@ def _holders(
         return (model.get_parameter(row.hf_module),), None, 0
     if not row.expert:
         module = model.get_submodule(row.hf_module)
-        return (module.get_parameter("weight"),), module, 0
+        own = None if plan.site.projections[index].by_weight else module
+        return (module.get_parameter("weight"),), own, 0
     if plan.site.fused_hf is not None:
         before = sum(plan.layout.rows(earlier) for earlier in range(index))
         return (model.get_parameter(plan.site.fused_hf.format(layer=plan.layer)),), None, before

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lora_plugins_sdk.config import LoraConfig
 from lora_plugins_sdk.run import RunFacts
+from lora_plugins_sdk.table import ParamRow
 from lora_plugins_sdk.testing.conformance.hf_weights import hf_weights
 from lora_plugins_sdk.testing.conformance.problem import Problem, make_problem
 from lora_plugins_sdk.testing.conformance.subject import Subject
@@ -30,7 +31,8 @@ class Reference:
 
     Args:
         logits: `[microbatches, samples, tokens, vocabulary]`.
-        outputs: of each adapted HF module but experts, `[microbatches, samples, tokens, out]`.
+        outputs: of each adapted HF module that computes its projection alone (no experts), `[microbatches, samples,
+            tokens, out]`.
         deltas: the adapter's share of these outputs.
         output_grads: the loss's gradient with respect to these.
         grads: of each factor by `ParamRow.init_key`, by the chain rule from the folded weight's gradient.
@@ -112,12 +114,15 @@ def folded_reference(subject: Subject) -> Reference:
     return make_reference(subject, make_problem(subject))
 
 
-def make_reference(subject: Subject, problem: Problem, **changes: object) -> Reference:
+def make_reference(
+    subject: Subject, problem: Problem, *, dtype: torch.dtype = torch.float32, **changes: object
+) -> Reference:
     """Fold, run, differentiate.
 
     Args:
         subject: what is tested.
         problem: batch, loss and factors.
+        dtype: of the folded weights; buffers stay float32, as `from_pretrained` leaves them.
         changes: other LoRA options than the subject's.
     """
     model, table = new_model(subject).requires_grad_(False), subject.table(RunFacts(), **changes)
@@ -130,6 +135,10 @@ def make_reference(subject: Subject, problem: Problem, **changes: object) -> Ref
         for parameter in weight.parameters:
             parameter.requires_grad_(True)
         weight.fold(problem.factors, delta_scale(table.lora))
+    if dtype is not torch.float32:
+        model.set_experts_implementation("eager")  # the grouped kernel asks for widths that tiny models lack
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
     for name, weight in watched.items():
         assert weight.module is not None, "chosen so"
         weight.module.register_forward_hook(_keep(inputs[name], outputs[name]))
@@ -146,11 +155,8 @@ def make_reference(subject: Subject, problem: Problem, **changes: object) -> Ref
         },
         deltas={
             name: delta_scale(table.lora)
-            * (
-                _of_samples(seen, by_sample)
-                @ problem.factors[weights[name].a.init_key].t()
-                @ problem.factors[weights[name].b.init_key].t()
-            )
+            * _narrow(_of_samples(seen, by_sample), weights[name].a, problem.factors)
+            @ problem.factors[weights[name].b.init_key].t()
             for name, seen in inputs.items()
         },
         output_grads={
@@ -168,6 +174,12 @@ def make_reference(subject: Subject, problem: Problem, **changes: object) -> Ref
 def delta_scale(lora: LoraConfig) -> float:
     """The factor on `B A`, worked out here: `alpha / rank`, or `alpha / sqrt(rank)` (Kalajdzievski 2023)."""
     return lora.alpha / (math.sqrt(lora.rank) if lora.use_rslora else lora.rank)
+
+
+def _narrow(inputs: Tensor, a: ParamRow, factors: Mapping[str, Tensor]) -> Tensor:
+    """`x A^T`, `[..., rank]`; of an embedding's ids `[..., 1]` the columns of A that they name."""
+    columns = factors[a.init_key].t()
+    return columns[inputs.squeeze(-1)] if a.embedding else inputs.to(columns.dtype) @ columns
 
 
 def _grad(tensor: Tensor) -> Tensor:

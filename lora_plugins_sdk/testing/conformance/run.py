@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Iterable, Iterator
 
 from lora_plugins_sdk.testing.conformance.around import entered
 from lora_plugins_sdk.testing.conformance.catalogue import checks
-from lora_plugins_sdk.testing.conformance.check import Case, Check, Level, Result, Status
+from lora_plugins_sdk.testing.conformance.check import Case, Level, Result, Status
 from lora_plugins_sdk.testing.conformance.context import Context
 from lora_plugins_sdk.testing.conformance.finding import Finding
 from lora_plugins_sdk.testing.conformance.layouts import LAYOUTS, needed_capabilities
+from lora_plugins_sdk.testing.conformance.repeats import Repeats
 from lora_plugins_sdk.testing.failure import WorldError
 from lora_plugins_sdk.testing.layout import Layout
 
@@ -49,10 +49,11 @@ def run_case(context: Context, case: Case) -> Result:
     if missing is not None:
         return Result(case=case, status=Status.NOT_RUN, reason=missing)
     context.sites.clear()
-    start = time.perf_counter()
-    findings = _measure(context, case)
     lacks = dict(context.subject.lacks)
     reasons = [f"{name}: {lacks[name]}" for name in case.needs if name in lacks]
+    start = time.perf_counter()
+    # What fails as declared is not shown: no other case can refer to it.
+    findings = _measure(context, case, Repeats() if reasons else context.repeats)
     status = Status.FAILED if findings else Status.PASSED
     if reasons:
         status = Status.LACKING if findings else Status.UNEXPECTED_PASS
@@ -66,20 +67,12 @@ def run_case(context: Context, case: Case) -> Result:
     )
 
 
-def _measure(context: Context, case: Case) -> list[Finding]:
+def _measure(context: Context, case: Case, repeats: Repeats) -> list[Finding]:
     try:
         # Ranks enter `around` themselves; this process then only compares, against what is right.
         with entered(context.around if case.check.level is Level.STATIC else None):
             return case.measure(context)
     except WorldError as error:
-        return [_world_finding(error, case.check)]
+        return [Finding(what="world", cause=repeats.text(error, case.id), rank=error.first)]
     except Exception as error:
-        return [Finding(what="error", cause=f"{type(error).__name__}: {error}\n{traceback.format_exc()}")]
-
-
-def _world_finding(error: WorldError, check: Check) -> Finding:
-    """The whole report where the check is about the run itself, one line elsewhere."""
-    summary = str(error).splitlines()[0]
-    text = str(error) if check.name == "completes" or check.level is Level.SINGLE else f"{summary} (see `completes`)"
-    first = next((one.rank for one in error.reports if summary.find(f"rank {one.rank} ") >= 0), None)
-    return Finding(what="world", cause=text, rank=first)
+        return [Finding(what="error", cause=repeats.text(error, case.id))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from lora_plugins_sdk.table import ParameterTable, derive_table
 from lora_plugins_sdk.targets import candidates
 from lora_plugins_sdk.testing.conformance.capability import check_lacks
 
+OPTIONS = ("rank", "alpha", "expert_sharing", "seed", "sequence_length")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
@@ -30,8 +32,9 @@ class Subject:
         plugin: the plugin's name or file where two serve one architecture; None otherwise.
         config_json: the tiny HF config as JSON.
         lacks: pairs of capability and reason.
-        rank, alpha: of the adapter. rank, sqrt(rank), alpha, alpha / rank and 2 all differ, so that each forgotten or
-            doubled factor is told from the others.
+        rank, alpha: of the adapter, rank 2 or more; alpha is 1.5 * rank when None. With rank 8 the numbers rank,
+            sqrt(rank), alpha, alpha / rank and 2 all differ, so that each forgotten or doubled factor is told from the
+            others.
         expert_sharing: of an adapter on routed experts (see `LoraConfig`).
         seed: seed of base weights, adapter and batches.
         sequence_length: tokens of each sample; TP * CP * 2 divides it.
@@ -42,7 +45,7 @@ class Subject:
     config_json: str
     lacks: tuple[tuple[str, str], ...] = ()
     rank: int = 8
-    alpha: float = 12.0
+    alpha: float | None = None
     expert_sharing: str = "none"
     seed: int = 0
     sequence_length: int = 16
@@ -55,13 +58,23 @@ class Subject:
         hf_config: Mapping[str, Any] | str | Path | None = None,
         plugin: str | None = None,
         lacks: Mapping[str, str] | None = None,
-        **numbers: Any,
+        **options: Any,
     ) -> Subject:
         """A subject from what an author writes; the architecture's own `tiny_config` and `lacks` where None is given.
 
+        Args:
+            architecture, hf_config, plugin, lacks: as in `PluginConformance`.
+            options: fields of `Subject` named in `OPTIONS`.
+
         Raises:
-            LoraError: no such architecture, no config, or an opt-out that is none.
+            LoraError: no such architecture or option, no config, or an opt-out that is none.
         """
+        if unknown := options.keys() - set(OPTIONS):
+            raise LoraError(
+                f"option {min(unknown)!r} of the conformance kit",
+                reason="is unknown",
+                cure=f"use {', '.join(OPTIONS)}",
+            )
         declared = load_plugin(architecture=architecture, plugin=plugin).architecture
         config = dict(declared.tiny_config if hf_config is None else read_hf_config(hf_config))
         if not config:
@@ -77,7 +90,7 @@ class Subject:
             plugin=plugin,
             config_json=json.dumps(config, sort_keys=True),
             lacks=tuple(sorted(lacks.items())),
-            **numbers,
+            **options,
         )
 
     @cached_property
@@ -98,7 +111,7 @@ class Subject:
         """The adapter's hyper-parameters; by default every projection that the config lets one adapt is a target."""
         options = {
             "rank": self.rank,
-            "alpha": self.alpha,
+            "alpha": 1.5 * self.rank if self.alpha is None else self.alpha,
             "seed": self.seed,
             "target_modules": self.targets(),
             "expert_sharing": self.expert_sharing,
@@ -123,6 +136,25 @@ class Subject:
             if one.host not in places[one.site.path]:
                 places[one.site.path].append(one.host)
         return places
+
+    def refuse_options(self) -> None:
+        """Refuse a rank, alpha or expert sharing with which the config has no adapter, while it has one without them.
+
+        A plugin that has none at all is what the checks are for.
+
+        Raises:
+            LoraError: what is wrong with them.
+        """
+        try:
+            self.table(RunFacts())
+        except LoraError:
+            try:
+                replace(self, rank=2, alpha=None, expert_sharing="none").table(RunFacts())
+            except Exception:
+                return
+            raise
+        except Exception:
+            return
 
     def table(self, facts: RunFacts, **changes: Any) -> ParameterTable:
         """The parameter table of a run, derived in this process.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from lora_plugins_sdk import BaseTensors, ParallelRun
+    from lora_plugins_sdk import BaseCheckpoint, BaseTensors, ParallelRun
 
 
 @hookimpl
@@ -37,3 +37,11 @@ def lora_base_tensors(hf_config: Mapping[str, object], stored: BaseTensors) -> B
     from lora_plugin_inkling.model.checkpoint import declared_tensors
 
     return declared_tensors(stored, hf_config)
+
+
+@hookimpl
+def lora_published_base(architecture: Architecture, base: BaseCheckpoint) -> BaseCheckpoint:
+    """The published layout, which SGLang reads alone."""
+    from lora_plugin_inkling.model.published_base import as_published
+
+    return as_published(architecture, base)

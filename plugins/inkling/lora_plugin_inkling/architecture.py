@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lora_plugin_inkling.model.config_spellings import SPELLINGS
+from lora_plugin_inkling.model.config_spellings import REFUSED, SPELLINGS
 from lora_plugin_inkling.model.layer_kinds import DENSE, GLOBAL, SLIDING, SPARSE
 from lora_plugin_inkling.model.tiny_config import QUICKSTART_CONFIG, TINY_CONFIG
 from lora_plugin_inkling.model.weights import BASE_WEIGHTS
@@ -11,10 +11,8 @@ from lora_plugins_sdk import Architecture, Concat, Multimodal, OnlyLayers, Proje
 
 _HF = "model.layers.{layer}"
 _HOST = "decoder.layers.{layer}"
-_INKLING_2 = (
-    "it is another architecture: attention residuals between blocks of layers, attention sinks and output gates, "
-    "clipped queries and keys, convolutions whose taps depend on the token, soft caps in the experts and on the logits"
-)
+# transformers' embedding normalises what it looks up; the adapter is on the weight, before the norm.
+_EMBEDDING = Projection(hf="model.embed_tokens", in_dim="vocab_size", out_dim="hidden_size", by_weight=True)
 
 
 def _attention(host: str, layers: OnlyLayers, prefix: str) -> tuple[Site, Site]:
@@ -71,7 +69,7 @@ def _mlp(
 ARCHITECTURE = Architecture(
     name="inkling",
     model_types=("inkling_text", "inkling_mm_model"),
-    refuses=dict.fromkeys(("inkling2", "inkling2_text", "inkling2_loop", "inkling2_loop_text"), _INKLING_2),
+    refuses=REFUSED,
     multimodal=Multimodal(),
     left_alone=("model.vision_tower.*", "model.audio_tower.*", "model.visual.*", "model.audio.*", "model.mtp.*"),
     vocabulary="unpadded_vocab_size",
@@ -84,9 +82,7 @@ ARCHITECTURE = Architecture(
     left_padding=False,
     # Queries and keys of unit length hardly choose, and the factors before them would hardly move.
     tiny_values={"*.q_norm.weight": 2.0, "*.k_norm.weight": 2.0},
-    lacks={
-        "context-parallel": "a short convolution needs the tokens before its own, which another rank would have",
-    },
+    lacks={"context-parallel": "a short convolution needs the tokens before its own, which another rank would have"},
     sites=(
         *_attention("self_attention", GLOBAL, ""),
         *_attention("sliding_attention", SLIDING, "swa_"),
@@ -98,6 +94,14 @@ ARCHITECTURE = Architecture(
             "n_shared_experts * moe_intermediate_size",
             SPARSE,
             stack="n_shared_experts",
+        ),
+        Site(
+            path="embedding.word_embeddings",
+            kind=SiteKind.ROW,
+            pack=Concat(pad=True),
+            projections=(_EMBEDDING,),
+            embedding=True,
+            all_linear=False,
         ),
         Site(
             path="output_layer",

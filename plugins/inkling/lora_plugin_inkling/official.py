@@ -18,6 +18,8 @@ OFFICIAL = AdapterSchema(
         "w1": "gate_proj",
         "w3": "up_proj",
         "w2": "down_proj",
+        "embed_tokens": "embed_tokens",
+        "embed": "embed_tokens",
         "lm_head": "lm_head",
         "unembed": "lm_head",
     },

@@ -29,9 +29,16 @@ from lora_plugins_sdk.offline.merge import merge, plan_merge
 from lora_plugins_sdk.testing import Layout, current_run, run_world
 
 VOCABULARY = CONFIG["unpadded_vocab_size"]
-TARGETS = ("all-linear", "lm_head")
+TARGETS = ("all-linear", "embed_tokens", "lm_head")
 SPLIT = Layout(tp=2, ep=2, etp=1, sequence_parallel=True)
-LAYOUTS = [Layout(), Layout(tp=2, sequence_parallel=True), SPLIT, Layout(pp=2)]
+# The third pads the vocabulary as Megatron-LM does: its last rank has no row of the head at all.
+LAYOUTS = [
+    Layout(),
+    Layout(tp=2, sequence_parallel=True),
+    Layout(tp=2, sequence_parallel=True, make_vocab_size_divisible_by=64),
+    SPLIT,
+    Layout(pp=2),
+]
 MODULES = module_names(ARCHITECTURE, CONFIG)
 HEAD = "base_model.model.lm_head.lora_B.weight"
 
@@ -162,7 +169,7 @@ def test_official_names_and_shapes(shared_outer: PeftAdapter) -> None:
         stem = f"base_model.model.model.llm.{module}"
         assert tuple(tuple(official.tensors[f"{stem}.lora_{one}.weight"].shape) for one in "AB") == shapes
     assert official.config["target_modules"] == sorted(
-        ["lm_head", "w1", "w2", "w3", "wk_dv", "wo_ud", "wq_du", "wr_du", "wv_dv"]
+        ["embed_tokens", "lm_head", "w1", "w2", "w3", "wk_dv", "wo_ud", "wq_du", "wr_du", "wv_dv"]
     )
     back = OFFICIAL.read(official, MODULES)
     assert back.config == shared_outer.config and back.tensors.keys() == shared_outer.tensors.keys()
@@ -179,10 +186,19 @@ def test_factors_of_single_experts_have_no_official_name(base: Path) -> None:
 @pytest.mark.world
 @pytest.mark.parametrize("layout", [Layout(), SPLIT], ids=str)
 def test_warm_start_from_the_official_schema(layout: Layout, base: Path, shared_outer: PeftAdapter) -> None:
-    """B42: the head's rows for the padded vocabulary are dropped and padded again for the last rank."""
+    """B42: the head's rows for the padded vocabulary are dropped and padded again for the last rank; embedding and head
+    under the names of the base's own files.
+    """
     official = OFFICIAL.write(shared_outer, MODULES)
     padded = torch.cat([official.tensors[HEAD], torch.zeros(CONFIG["vocab_size"] - VOCABULARY, 4)])
-    official = replace(official, tensors={**official.tensors, HEAD: padded})
+    tensors = {
+        name.replace(".embed_tokens.", ".model.llm.embed.").replace(".lm_head.", ".model.llm.unembed."): tensor
+        for name, tensor in {**official.tensors, HEAD: padded}.items()
+    }
+    assert {f"base_model.model.model.llm.{one}" for one in ("embed.lora_embedding_A", "unembed.lora_B.weight")} < {
+        *tensors
+    }
+    official = replace(official, tensors=tensors)
     for exported, _ in run_world(_export_and_logits, layout, base, "outer", official):
         assert exported.tensors.keys() == shared_outer.tensors.keys()
         assert all(torch.equal(exported.tensors[name], tensor) for name, tensor in shared_outer.tensors.items())

@@ -14,6 +14,7 @@ from lora_plugin_inkling.model.published import to_published
 from lora_plugin_inkling.official import OFFICIAL
 from lora_plugins_sdk import (
     LoraConfig,
+    LoraError,
     PeftAdapter,
     RunFacts,
     derive_table,
@@ -40,13 +41,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def random_adapter(sharing: str) -> PeftAdapter:
-    """Factors of every target, none of them zero, as a run on the published base exports them."""
+    """Factors of every target, zero for padding tokens alone, as a run on the published base exports them."""
     plugin = load_plugin(architecture="inkling")
-    lora = LoraConfig(rank=4, alpha=8, target_modules=("all-linear", "lm_head"), expert_sharing=sharing)  # type: ignore[arg-type]
+    lora = LoraConfig(rank=4, alpha=8, target_modules=("all-linear", "embed_tokens", "lm_head"), expert_sharing=sharing)  # type: ignore[arg-type]
     tensors = {}
     for row in derive_table(plugin, PUBLISHED_CONFIG, lora, RunFacts()).rows:
         draw = torch.Generator().manual_seed(zlib.crc32(row.init_key.encode()))
-        tensors |= plugin.export_tensor(row, torch.randn(row.full_shape, generator=draw))
+        factor = torch.randn(row.full_shape, generator=draw)
+        if row.embedding and row.factor == "A":
+            factor[:, PUBLISHED_CONFIG["text_config"]["unpadded_vocab_size"] :] = 0
+        tensors |= plugin.export_tensor(row, factor)
     targets = sorted({name.rsplit(".lora_", 1)[0].rsplit(".", 1)[-1] for name in tensors})
     return PeftAdapter(
         tensors=tensors, config={"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": targets}
@@ -96,6 +100,10 @@ def test_the_official_schema_is_exported_under_the_same_names(
     if form == "sglang":  # whose own names are no schema
         export_files(tmp_path / "official", tmp_path / "back", base=base)
         assert read_adapter(tmp_path / "back").tensors.keys() == read_adapter(both["hf"]).tensors.keys()
+        (problem,) = base_facts(read_plain_adapter(tmp_path / "hf", base), base).problems
+        with pytest.raises(LoraError) as error:
+            plan_merge(base, tmp_path / "hf", tmp_path / "merged")
+        assert "is an export for sglang" in problem.reason and error.value.diagnostics == (problem,)
 
 
 def test_the_official_schema_is_merged_inspected_and_compared(

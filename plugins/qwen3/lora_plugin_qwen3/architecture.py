@@ -47,6 +47,15 @@ ARCHITECTURE = Architecture(
     },
     sites=(
         Site(
+            path="embedding.word_embeddings",
+            kind=SiteKind.ROW,
+            pack=Concat(pad=True),
+            projections=(Projection(hf="model.embed_tokens", in_dim="vocab_size", out_dim="hidden_size"),),
+            embedding=True,
+            all_linear=False,
+            tied=Tied(when="tie_word_embeddings", to="lm_head.weight"),
+        ),
+        Site(
             path=f"{_HOST}.self_attention.linear_qkv",
             kind=SiteKind.COLUMN,
             fused_norm=True,
@@ -86,7 +95,6 @@ ARCHITECTURE = Architecture(
         ),
     ),
     base_weights=(
-        BaseWeight(host="embedding.word_embeddings.weight", hf=("model.embed_tokens.weight",), pack=Concat(pad=True)),
         BaseWeight(host=f"{_HOST}.self_attention.linear_qkv.layer_norm_weight", hf=(f"{_HF}.input_layernorm.weight",)),
         BaseWeight(host=f"{_HOST}.self_attention.q_layernorm.weight", hf=(f"{_HF}.self_attn.q_norm.weight",)),
         BaseWeight(host=f"{_HOST}.self_attention.k_layernorm.weight", hf=(f"{_HF}.self_attn.k_norm.weight",)),

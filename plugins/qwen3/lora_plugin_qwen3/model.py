@@ -11,7 +11,8 @@ from megatron.core.models.gpt import GPTModel
 from lora_plugin_qwen3.architecture import ARCHITECTURE
 from lora_plugins_sdk import ParallelRun, raise_if_any
 from lora_plugins_sdk.hosts.gpt import build_gpt, transformer_config
-from lora_plugins_sdk.hosts.hf_fields import rope_theta, unsupported_fields
+from lora_plugins_sdk.hosts.hf_fields import unsupported_fields
+from lora_plugins_sdk.hosts.rope import read_rope, rope_problems
 from lora_plugins_sdk.hosts.sizes import dense_size_fields, dense_size_problems
 
 # Other values of these fields mean another model.
@@ -20,7 +21,7 @@ _BUILT = {
     "attention_bias": False,
     "use_sliding_window": False,
     "attention_dropout": 0.0,
-    "rope_type": "default",
+    "partial_rotary_factor": 1.0,
 }
 
 
@@ -43,7 +44,11 @@ def build_model(
         LoraError: a missing field, a variant of Qwen3 that is not built, a size that the run does not divide.
     """
     dims = ARCHITECTURE.dims(hf_config)
-    problems = unsupported_fields(hf_config, _BUILT) + dense_size_problems(run.facts, dims)
+    problems = [
+        *unsupported_fields(hf_config, _BUILT),
+        *rope_problems(hf_config),
+        *dense_size_problems(run.facts, dims),
+    ]
     raise_if_any("This Qwen3 model cannot be built:", problems)
     model = dense_size_fields(dims) | dict(
         layernorm_epsilon=hf_config.get("rms_norm_eps", 1e-6),
@@ -54,4 +59,4 @@ def build_model(
         add_bias_linear=False,
     )
     config = transformer_config(run, dtype=dtype, model=model, overrides=overrides or {})
-    return build_gpt(config, run, dims, rope_theta=rope_theta(hf_config))
+    return build_gpt(config, run, dims, rope=read_rope(hf_config))

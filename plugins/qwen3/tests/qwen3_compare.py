@@ -57,10 +57,12 @@ def factors(reports: Sequence[Report], layout: Layout, kind: str, step: int = 0)
 
 
 def largest_difference(mine: dict[Factor, Tensor], expected: dict[Factor, Tensor]) -> float:
-    """Largest absolute difference over all factors; rows past HF's are padding and not compared."""
+    """Largest absolute difference over all factors; rows and columns past HF's are padding and not compared."""
     assert mine.keys() == expected.keys()
     return max(
-        (mine[factor][: other.shape[0]] - other).abs().max().item() if factor in mine else float("inf")
+        (mine[factor][: other.shape[0], : other.shape[1]] - other).abs().max().item()
+        if factor in mine
+        else float("inf")
         for factor, other in expected.items()
     )
 

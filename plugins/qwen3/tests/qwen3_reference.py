@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 PREFIX = "base_model.model."
+EMBEDDING = "model.embed_tokens.weight"
 
 
 class FoldedModel:
@@ -29,23 +30,30 @@ class FoldedModel:
         self.leaves = {name: tensor.clone().requires_grad_(True) for name, tensor in factors.items()}
         self.embedded: list[Tensor] = []
 
+    def leaf(self, module: str, factor: str) -> Tensor:
+        """One factor."""
+        end = f"embedding_{factor}" if f"{module}.weight" == EMBEDDING else f"{factor}.weight"
+        return self.leaves[f"{PREFIX}{module}.lora_{end}"]
+
     def weights(self) -> dict[str, Tensor]:
         """The folded weights, under transformers' names."""
         folded = {}
         for name, a in self.leaves.items():
-            if not name.endswith(".lora_A.weight"):
+            if not name.endswith((".lora_A.weight", ".lora_embedding_A")):
                 continue
-            module = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
-            b = self.leaves[f"{PREFIX}{module}.lora_B.weight"]
-            base = self.model.get_parameter(f"{module}.weight").detach()
-            folded[f"{module}.weight"] = base + self.scale * b @ a
+            weight = name.removeprefix(PREFIX).rsplit(".lora_", 1)[0] + ".weight"
+            delta = self.scale * self.leaves[name.replace("_A", "_B")] @ a
+            base = self.model.get_parameter(weight).detach()
+            folded[weight] = base + (delta.t() if weight == EMBEDDING else delta)
         return folded
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """`[b, s, vocabulary]`; the embedding's output becomes a leaf of its own."""
-        embedded = self.model.get_input_embeddings()(tokens).detach().requires_grad_(True)
+        """`[b, s, vocabulary]`; the embedding's output keeps its gradient."""
+        weights = self.weights()
+        embedded = weights[EMBEDDING][tokens]
+        embedded.retain_grad()
         self.embedded.append(embedded)
-        return functional_call(self.model, self.weights(), (), {"inputs_embeds": embedded}).logits
+        return functional_call(self.model, weights, (), {"inputs_embeds": embedded}).logits
 
     def backward(self) -> tuple[list[Tensor], list[Tensor]]:
         """Mean cross entropy over all microbatches, differentiated: (logits, dX `[s, b, h]`) per microbatch."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from lora_plugins_sdk import LoraConfig, PeftAdapter, RunFacts, derive_table, load_plugin, write_adapter
 
 VOCABULARY = 301  # odd: padded under TP2
-TARGETS = ("all-linear", "lm_head")
+TARGETS = ("all-linear", "embed_tokens", "lm_head")
 LORA = LoraConfig(rank=4, alpha=8, target_modules=TARGETS)
 CONFIG: dict[str, Any] = {
     "model_type": "qwen3",
@@ -70,7 +70,10 @@ def make_adapter(directory: Path, checkpoint: Path, lora: LoraConfig = LORA) -> 
         "base_model_name_or_path": str(checkpoint),
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"],
+        "target_modules": [
+            *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+            *("embed_tokens", "lm_head"),
+        ],
     }
     if lora.use_rslora:
         config["use_rslora"] = True

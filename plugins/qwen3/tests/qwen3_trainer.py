@@ -103,12 +103,14 @@ class Watch:
         self.hidden: list[Tensor] = []
         embedding = getattr(model, "embedding", None)
         if embedding is not None:
-            embedding.register_forward_hook(self._cut)
+            embedding.register_forward_hook(self._seen)
 
-    def _cut(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        cut = output.detach().requires_grad_(True)
-        self.hidden.append(cut)
-        return cut
+    def _seen(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        # Nobody asks for this gradient when the embedding is frozen.
+        output = output if output.requires_grad else output.detach().requires_grad_(True)
+        output.retain_grad()
+        self.hidden.append(output)
+        return output
 
     def dx(self, share: float) -> list[Tensor]:
         return [one.grad * share for one in self.hidden if one.grad is not None]

@@ -29,7 +29,9 @@ CONFIG = {
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type = 'yarn'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type = 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "factor: is missing"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e6}}, "rope_type = 'linear'"),
         ({"use_sliding_window": True}, "use_sliding_window = True"),
         ({"attention_bias": True}, "attention_bias = True"),

@@ -46,7 +46,9 @@ def load(checkpoint: Path, directory: Path, lora: LoraConfig) -> tuple[dict[str,
     return exported, restored and not any("lora" in key for key in sharded(model))
 
 
-@pytest.mark.parametrize("source", [Layout(tp=2), Layout(pp=2), Layout(dp=2)], ids=str)
+@pytest.mark.parametrize(
+    "source", [Layout(tp=2), Layout(tp=2, make_vocab_size_divisible_by=128), Layout(pp=2), Layout(dp=2)], ids=str
+)
 def test_saved_here_and_loaded_there(source: Layout, checkpoint: Path, adapter: Path, tmp_path: Path) -> None:
     """B16, B18: shards are told apart, every stage's factors are there, and a padded vocabulary fits anew."""
     directory = tmp_path / "saved"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import qwen3_compare as compare
-from qwen3_reference import PREFIX, FoldedModel
+from qwen3_reference import FoldedModel
 from qwen3_tiny import LORA, TARGETS, make_adapter
 from qwen3_trainer import Report, train
 
@@ -18,8 +18,8 @@ def differences(report: Report, checkpoint: Path, adapter: Path, scale: float) -
     logits, dx = folded.backward()
     grads = compare.factors([report], Layout(), "grads")
     gradients = []
-    for (module, factor), grad in grads.items():
-        leaf = folded.leaves[f"{PREFIX}{module}.lora_{factor}.weight"]
+    for key, grad in grads.items():
+        leaf = folded.leaf(*key)
         assert leaf.grad is not None and leaf.grad.abs().max() > 1e-4
         gradients.append((grad - leaf.grad).abs().max().item())
     assert len(gradients) == len(folded.leaves)

@@ -12,6 +12,14 @@ from lora_plugins_sdk import LoraConfig, LoraError, export_adapter, import_adapt
 from lora_plugins_sdk.testing import Layout, current_run, run_world
 
 HEAD = LoraConfig(rank=4, alpha=8, target_modules=("lm_head",))
+# Also one process whose vocabulary is padded, and a last rank that holds nothing but padding.
+PADDED = [
+    (Layout(tp=2), 151),
+    (Layout(tp=2, sequence_parallel=True), 151),
+    (Layout(make_vocab_size_divisible_by=128), 384),
+    (Layout(tp=2, make_vocab_size_divisible_by=128), 256),
+    (Layout(tp=2, make_vocab_size_divisible_by=304), 304),
+]
 NAME = "base_model.model.lm_head.lora_B.weight"
 
 
@@ -35,20 +43,35 @@ def train_head(checkpoint: Path, adapter: Path) -> tuple[Tensor, Tensor, Tensor]
 
 @pytest.mark.world
 @pytest.mark.mcore_matrix
-@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=2, sequence_parallel=True)], ids=str)
-def test_padding_rows(layout: Layout, checkpoint: Path, tmp_path: Path) -> None:
-    """B42: 301 rows on two ranks are 151 and 150, and one row that belongs to no token."""
+@pytest.mark.parametrize(("layout", "rows"), PADDED, ids=str)
+def test_padding_rows(layout: Layout, rows: int, checkpoint: Path, tmp_path: Path) -> None:
+    """B42: 301 rows on two ranks: 151, 150 and one that belongs to no token; or as many as Megatron-LM adds."""
     adapter = make_adapter(tmp_path, checkpoint, HEAD)
-    first, last = run_world(train_head, layout, checkpoint, adapter)
-    for grad, values, logits in (first, last):
-        assert grad.shape == values.shape == (151, 4) and logits.shape[-1] == 151
-    grad, values, logits = last
-    assert torch.equal(grad[-1], torch.zeros(4)) and torch.equal(values[-1], torch.zeros(4))
-    assert torch.equal(logits[..., -1], torch.zeros_like(logits[..., -1]))
-    ((single, _, _),) = run_world(train_head, Layout(), checkpoint, adapter)
-    assert (torch.cat([first[0], grad])[:VOCABULARY] - single).abs().max() <= 1e-6
-    saved = read_adapter(adapter).tensors[NAME]
-    assert torch.equal(torch.cat([first[1], values])[:VOCABULARY], saved)
+    grads, values, logits = zip(*run_world(train_head, layout, checkpoint, adapter), strict=True)
+    assert all(one.shape == (rows, 4) for one in (*grads, *values)) and all(one.shape[-1] == rows for one in logits)
+    grad, value, logit = torch.cat(grads), torch.cat(values), torch.cat(logits, dim=-1)
+    assert not any(one.any() for one in (grad[VOCABULARY:], value[VOCABULARY:], logit[..., VOCABULARY:]))
+    ((single, _, expected),) = run_world(train_head, Layout(), checkpoint, adapter)
+    assert (grad[:VOCABULARY] - single).abs().max() <= 1e-6
+    assert (logit[..., :VOCABULARY] - expected).abs().max() <= 1e-5
+    assert torch.equal(value[:VOCABULARY], read_adapter(adapter).tensors[NAME])
+
+
+def gradient_of_all_columns(checkpoint: Path, adapter: Path) -> Tensor:
+    """This rank's B gradient under a loss that takes padding for tokens, as Megatron-LM's own does."""
+    model, attached = adapted_model(checkpoint, adapter, current_run(), HEAD)
+    tokens = microbatches()[0][:, :-1]
+    torch.logsumexp(model(tokens, positions(tokens), None), dim=-1).sum().backward()
+    return local(attached, "grad")["lm_head", "B"]
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(("layout", "rows"), PADDED, ids=str)
+def test_a_loss_over_the_padding_does_not_train_it(layout: Layout, rows: int, checkpoint: Path, tmp_path: Path) -> None:
+    """B42: what no export holds must stay zero, or the served policy is another than the trained one."""
+    adapter = make_adapter(tmp_path, checkpoint, HEAD)
+    grad = torch.cat(run_world(gradient_of_all_columns, layout, checkpoint, adapter))
+    assert grad[:VOCABULARY].all() and len(grad) > VOCABULARY and not grad[VOCABULARY:].any()
 
 
 def attach_to_tied(checkpoint: Path, targets: tuple[str, ...]) -> str:
@@ -61,9 +84,11 @@ def attach_to_tied(checkpoint: Path, targets: tuple[str, ...]) -> str:
 
 @pytest.mark.world
 def test_tied_embeddings(tmp_path: Path) -> None:
-    """B42: a tied head is refused with the reason; everything else is adapted as usual."""
+    """B42: a tied head or embedding is refused with the reason; everything else is adapted as usual."""
     checkpoint = make_checkpoint(tmp_path, tie_word_embeddings=True)
     for layout in (Layout(), Layout(tp=2)):
-        for message in run_world(attach_to_tied, layout, checkpoint, ("lm_head",)):
+        for message in run_world(attach_to_tied, layout, checkpoint, ("embed_tokens", "lm_head")):
             assert "tie_word_embeddings: the weight is model.embed_tokens.weight itself" in message
+            assert "(model.embed_tokens): the config sets tie_word_embeddings: the weight is lm_head.weight" in message
+            assert "drop embed_tokens from the targets, or use a base whose weight is its own" in message
         assert set(run_world(attach_to_tied, layout, checkpoint, ("all-linear",))) == {"attached"}

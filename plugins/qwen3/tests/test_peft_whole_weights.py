@@ -1,4 +1,4 @@
-"""PEFT saves embedding and head along with an adapter on the head: accepted only where they are the base's own."""
+"""PEFT saves embedding and head along with an adapter on them: accepted only where they are the base's own."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ from lora_plugins_sdk import LoraError, PeftAdapter, export_adapter, import_adap
 from lora_plugins_sdk.testing import Layout, current_run, run_world
 
 LAYOUTS = [Layout(), Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=2), Layout(dp=2)]
-HEAD, EMBEDDING = "base_model.model.lm_head.base_layer.weight", "base_model.model.model.embed_tokens.weight"
+HEAD, EMBEDDING = (f"base_model.model.{one}.base_layer.weight" for one in ("lm_head", "model.embed_tokens"))
 
 
 @pytest.fixture(scope="module")
 def saved(checkpoint: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> PeftAdapter:
-    """The adapter as PEFT itself writes it, which has the head; and the embedding, which it adds in other cases."""
+    """The adapter as PEFT itself writes it."""
     from peft import PeftModel
 
     directory = tmp_path_factory.mktemp("peft")
-    base = hf_model(checkpoint)
-    embedding = base.get_input_embeddings().weight.detach().clone()
-    PeftModel.from_pretrained(base, str(adapter)).save_pretrained(str(directory))
+    PeftModel.from_pretrained(hf_model(checkpoint), str(adapter)).save_pretrained(str(directory))
     written = read_adapter(directory)
-    assert written.tensors[HEAD].shape == embedding.shape == (VOCABULARY, 64)
-    return PeftAdapter(tensors={**written.tensors, EMBEDDING: embedding}, config=written.config)
+    assert written.tensors[HEAD].shape == written.tensors[EMBEDDING].shape == (VOCABULARY, 64)
+    return written
 
 
 def load(checkpoint: Path, saved: PeftAdapter) -> tuple[str, PeftAdapter]:
@@ -61,7 +59,21 @@ def test_trained_ones_are_refused_on_every_rank(
     other = PeftAdapter(tensors={**saved.tensors, name: changed}, config=saved.config)
     for refused, exported in run_world(load, layout, checkpoint, other):
         assert f"{name}: is in the adapter as a whole weight, and not as the base has it" in refused
-        assert not any(tensor.any() for key, tensor in exported.tensors.items() if "lora_B" in key)
+        zero = [one for key, one in exported.tensors.items() if "lora_B" in key or "lora_embedding_A" in key]
+        assert len(zero) == len(exported.tensors) / 2 and not any(tensor.any() for tensor in zero)
+
+
+@pytest.mark.world
+def test_one_weight_under_two_names(checkpoint: Path, saved: PeftAdapter) -> None:
+    """PEFT names the embedding so where it has no adapter; beside the other, one of the two would go unseen."""
+    plain = EMBEDDING.replace(".base_layer", "")
+    own = {name: tensor for name, tensor in saved.tensors.items() if name != EMBEDDING}
+    alone = PeftAdapter(tensors={**own, plain: saved.tensors[EMBEDDING]}, config=saved.config)
+    both = PeftAdapter(tensors={**saved.tensors, plain: saved.tensors[EMBEDDING] + 1}, config=saved.config)
+    for refused, _ in run_world(load, Layout(tp=2), checkpoint, alone):
+        assert refused == ""
+    for refused, _ in run_world(load, Layout(tp=2), checkpoint, both):
+        assert f"{plain}: and {EMBEDDING} are both model.embed_tokens.weight" in refused
 
 
 @pytest.mark.world

@@ -171,6 +171,15 @@ ARCHITECTURE = Architecture(
             ),
         ),
         Site(
+            path="embedding.word_embeddings",
+            kind=SiteKind.ROW,
+            pack=Concat(pad=True),
+            projections=(_projection("model.embed_tokens", "vocab_size", "hidden_size"),),
+            embedding=True,
+            all_linear=False,
+            tied=Tied(when="tie_word_embeddings", to="lm_head.weight"),
+        ),
+        Site(
             path="output_layer",
             kind=SiteKind.COLUMN,
             pack=Concat(pad=True),
@@ -180,7 +189,6 @@ ARCHITECTURE = Architecture(
         ),
     ),
     base_weights=(
-        BaseWeight(host="embedding.word_embeddings.weight", hf=("model.embed_tokens.weight",), pack=Concat(pad=True)),
         BaseWeight(
             host=f"{_HOST}.self_attention.linear_qkv.layer_norm_weight",
             hf=(f"{_HF}.input_layernorm.weight",),

@@ -9,10 +9,12 @@ import torch
 from megatron.core.models.gpt import GPTModel
 
 from lora_plugin_qwen36_moe.architecture import ARCHITECTURE, LAYERS
-from lora_plugin_qwen36_moe.fields import override_problems, rope_problems, rotary_percent, run_problems
+from lora_plugin_qwen36_moe.fields import rope_problems, rotary_percent, run_problems
 from lora_plugins_sdk import ParallelRun, raise_if_any
+from lora_plugins_sdk.hosts.experts import POLICY_FIELDS, override_problems
 from lora_plugins_sdk.hosts.gpt import build_gpt, transformer_config
-from lora_plugins_sdk.hosts.hf_fields import rope_theta, unsupported_fields
+from lora_plugins_sdk.hosts.hf_fields import unsupported_fields
+from lora_plugins_sdk.hosts.rope import read_rope
 from lora_plugins_sdk.hosts.sizes import hybrid_size_fields, hybrid_size_problems
 
 # Other values of these fields mean another model.
@@ -27,7 +29,7 @@ _BUILT = {
 }
 
 # What follows from the model, whatever its sizes.
-_MODEL = {
+_MODEL = POLICY_FIELDS | {
     "normalization": "RMSNorm",
     "layernorm_zero_centered_gamma": True,
     "qk_layernorm": True,
@@ -39,7 +41,6 @@ _MODEL = {
     "moe_shared_expert_gate": True,
     # softmax over the chosen experts: the same as softmax over all, chosen, then normalised
     "moe_router_pre_softmax": False,
-    "moe_router_load_balancing_type": "none",
 }
 
 
@@ -79,4 +80,4 @@ def build_model(
         "linear_attention_freq": [int(kind == LAYERS.types[0]) for kind in kinds],
     }
     config = transformer_config(run, dtype=dtype, model=model, overrides=overrides or {})
-    return build_gpt(config, run, dims, rope_theta=rope_theta(text), rotary_percent=rotary_percent(text))
+    return build_gpt(config, run, dims, rope=read_rope(text, percent=rotary_percent(text)))

@@ -82,7 +82,8 @@ def fold(model: Any, factors: Factors, scale: float) -> None:
     for module in {module for module, _ in factors}:
         a, b = factors[module, "A"], factors[module, "B"]
         if "{expert}" not in module:
-            model.get_parameter(f"{module}.weight").data += scale * b @ a
+            delta = scale * b @ a
+            model.get_parameter(f"{module}.weight").data += delta.t() if module == "model.embed_tokens" else delta
             continue
         path, leaf = module.split(".{expert}.")
         weight = model.get_submodule(path).get_parameter("down_proj" if leaf == "down_proj" else "gate_up_proj").data

@@ -24,6 +24,7 @@ WRAPPED = {"model_type": "qwen3_5_moe", "text_config": CONFIG, "vision_config": 
         ({"output_router_logits": True}, "output_router_logits = True"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}}, "rope_type = 'yarn'"),
         ({"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.2}}, "rotates 3 of a head's 16 elements"),
+        ({"rope_parameters": None, "rope_scaling": {"partial_rotary_factor": 0.2}}, "rotates 3 of a head's 16"),
         ({"layer_types": ["linear_attention", "sliding_attention"] * 2}, "sliding_attention"),
         ({"layer_types": ["linear_attention"] * 3}, "no list of 4 types"),
         ({"model_type": "qwen3"}, "model_type 'qwen3'"),
@@ -74,9 +75,9 @@ def test_no_table_of_a_run_that_cannot_train(facts: RunFacts, words: str) -> Non
 
 
 def _attach_to_overlap() -> str:
-    from lora_plugin_qwen36_moe import fields
+    from lora_plugins_sdk.hosts import experts
 
-    fields._NOT_THE_POLICY.clear()
+    experts._NOT_THE_POLICY.clear()
     run = current_run()
     model = build_model(CONFIG, run, overrides={"moe_shared_expert_overlap": True})
     try:

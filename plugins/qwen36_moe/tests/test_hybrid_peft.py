@@ -10,7 +10,7 @@ from hybrid_tiny import CONFIG, fold, hf_model, make_checkpoint, random_adapter,
 from lora_plugins_sdk import LoraConfig, LoraError, load_plugin
 from lora_plugins_sdk.peft_parameters import from_parameters, hf_parameters, to_parameters
 
-EVERY = ("all-linear", "lm_head", "router")
+EVERY = ("all-linear", "embed_tokens", "lm_head", "router")
 PARAMETERS = hf_parameters(load_plugin(architecture="qwen36_moe").architecture, CONFIG)
 
 

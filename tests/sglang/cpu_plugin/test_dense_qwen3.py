@@ -17,7 +17,8 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(scope="module")
 def engine(tiny_qwen3_dir: Path, running_engine: Callable) -> Iterator[OwnProcess]:
-    with running_engine(tiny_qwen3_dir, **raw_engine.LORA_ARGUMENTS) as process:
+    # Chunks of 16 tokens: the first prompt's prefill goes on where its first chunk ended.
+    with running_engine(tiny_qwen3_dir, **raw_engine.LORA_ARGUMENTS, chunked_prefill_size=16) as process:
         yield process
 
 
@@ -55,3 +56,21 @@ def test_base_and_adapter_in_one_batch(engine: OwnProcess, gap: Callable[..., fl
     with_adapter, base, also = engine.run(raw_engine.generate, PROMPTS, ["mixed", None, "mixed"])
     assert gap([with_adapter, also], tiny_qwen3_adapter) <= TOLERANCE
     assert gap([base]) <= TOLERANCE
+
+
+def test_a_cached_prefix_is_the_adapters_own(
+    engine: OwnProcess, reference: OwnProcess, tiny_qwen3_dir: Path, tiny_qwen3_adapter: Path
+) -> None:
+    """Keys and values of a prefix hold what the adapter, on the embedding too, made of its tokens; the base's are not
+    taken for them."""
+    assert engine.run(raw_engine.load_adapter, "prefix", str(tiny_qwen3_adapter)) is None
+    prompt = [(7 * step + 100) % 320 for step in range(40)]
+    base, first = (engine.run(raw_engine.continue_prompt, prompt, name, 6) for name in (None, "prefix"))
+    again = engine.run(raw_engine.continue_prompt, [*prompt[:30], 5, 6], "prefix", 6)
+    assert (base.cached, first.cached, again.cached) == (0, 0, 30)
+    for answer, adapter in ((base, None), (first, str(tiny_qwen3_adapter)), (again, str(tiny_qwen3_adapter))):
+        (expected,) = reference.run(
+            transformers_reference.token_logprobs, str(tiny_qwen3_dir), [answer.tokens], adapter
+        )
+        drawn = zip(answer.output_logprobs, expected[-len(answer.output_logprobs) :], strict=True)
+        assert max(abs(ours - theirs) for ours, theirs in drawn) <= TOLERANCE

@@ -15,6 +15,7 @@ from lora_harness.engines.sglang.sync.package import LoraSettings
 from lora_plugins_sdk.dims import read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 from lora_plugins_sdk.serving.sglang_config import missing_keys
+from lora_plugins_sdk.serving.sglang_places import OUTSIDE
 
 
 def refuse_unfit(group: EngineGroup, lora: LoraSettings | None, hf_config: Mapping[str, Any]) -> None:
@@ -67,17 +68,35 @@ def misfits(
             yield _misfit(
                 name, "was started with LoRA, which keeps full weights from being replaced", "LoRA switched off"
             )
+        for option in ("tp_size", "pp_size"):
+            ranks = arguments.get(option) or 1
+            if ranks != 1:
+                yield _misfit(
+                    name,
+                    f"deals its weights out over {ranks} ranks ({option}), and merge mode checks those of one rank",
+                    f"--{option.replace('_', '-')} 1, or set rollout.mode = 'adapter'",
+                )
         return
+    wanted, rank_option = " ".join(sorted(lora.targets)), f"--max-lora-rank {lora.max_rank}"
     if not arguments.get("enable_lora"):
-        yield _misfit(name, "was started without LoRA", "--enable-lora --lora-target-modules all --max-lora-rank N")
+        yield _misfit(name, "was started without LoRA", f"--enable-lora --lora-target-modules {wanted} {rank_option}")
         return
     rank = arguments.get("max_lora_rank")
     if rank is not None and rank < lora.max_rank:
-        yield _misfit(name, f"takes ranks up to {rank}", f"--max-lora-rank {lora.max_rank}, or lower lora.rank")
+        yield _misfit(name, f"takes ranks up to {rank}", f"{rank_option}, or lower lora.rank")
     targets = set(arguments.get("lora_target_modules") or ())
     if targets and "all" not in targets and not lora.targets <= targets:
-        lacking = " ".join(sorted(lora.targets - targets))
-        yield _misfit(name, f"does not adapt {lacking}", f"--lora-target-modules {' '.join(sorted(lora.targets))}")
+        yield _misfit(
+            name, f"does not adapt {' '.join(sorted(lora.targets - targets))}", f"--lora-target-modules {wanted}"
+        )
+    more = (set(OUTSIDE) if "all" in targets else targets.intersection(OUTSIDE)) - lora.targets
+    if more and lora.targets.intersection(OUTSIDE):
+        # SGLang clears these slots together or not at all.
+        yield _misfit(
+            name,
+            f"adapts {' '.join(more)} too, and would keep what an earlier adapter had there",
+            f"--lora-target-modules {wanted}",
+        )
     slots = arguments.get("max_loras_per_batch")
     if slots is not None and slots < lora.slots:
         yield _misfit(

@@ -9,12 +9,14 @@ from typing import Any
 
 from lora_harness.config.rollout import SglangSection
 from lora_plugins_sdk.errors import Diagnostic, LoraError, raise_if_any
+from lora_plugins_sdk.hosts.rope import YarnScaling, read_rope, rope_fields
 from lora_plugins_sdk.serving.sglang_config import missing_keys, unpublished_keys
 from lora_plugins_sdk.serving.sglang_places import family_of, text_config
 from lora_plugins_sdk.weight_files import read_weight_files
 
 # SGLang's own CPU kernels, which `lora_sglang_cpu` leaves alone, want widths in multiples of this on each rank.
 _KERNEL_WIDTH = 32
+_FUSED_EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 _PADDED = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
 
 
@@ -29,12 +31,12 @@ def refuse_unfit_base(section: SglangSection, hf_config: Mapping[str, Any]) -> N
         LoraError: names the layers or the width.
     """
     missing_keys(hf_config)
-    raise_if_any("SGLang cannot serve this base:", _uneven(section, hf_config))
+    raise_if_any("SGLang cannot serve this base:", [*_uneven(section, hf_config), *_other_positions(hf_config)])
 
 
 def refuse_other_layouts(base: Path, hf_config: Mapping[str, Any]) -> None:
-    """Refuse an Inkling that is not stored as published: SGLang passes over all other names, of tensors and in the
-    config, without a word.
+    """Refuse an Inkling that is not stored as published, and a Qwen3-MoE whose experts are fused: SGLang passes over
+    all other names, of tensors and in the config, without a word.
 
     Args:
         base: HF directory.
@@ -43,6 +45,8 @@ def refuse_other_layouts(base: Path, hf_config: Mapping[str, Any]) -> None:
     Raises:
         LoraError: names one of its tensors, or the keys that its config lacks.
     """
+    if hf_config.get("model_type") == "qwen3_moe":
+        _refuse_fused_experts(base)
     if family_of(hf_config) != "inkling":
         return
     names = list(read_weight_files(base).where)
@@ -50,7 +54,7 @@ def refuse_other_layouts(base: Path, hf_config: Mapping[str, Any]) -> None:
         raise LoraError(
             str(base),
             reason=f"holds {names[0]} and the like: SGLang reads Inkling as it is published (model.llm.*)",
-            cure="give the published checkpoint (`lora_plugin_inkling.model.published` makes its tensors), or use "
+            cure="give the published checkpoint (the plugin's `published_base` makes one), or use "
             "rollout.engine = 'local'",
         )
     lacking = unpublished_keys(hf_config)
@@ -60,6 +64,44 @@ def refuse_other_layouts(base: Path, hf_config: Mapping[str, Any]) -> None:
             reason=f"lacks {', '.join(lacking)} in its text_config: SGLang reads Inkling as it is published",
             cure="give the published config.json, which the trainer reads too, or use rollout.engine = 'local'",
         )
+
+
+def _refuse_fused_experts(base: Path) -> None:
+    fused = [name for name in read_weight_files(base).where if name.endswith(_FUSED_EXPERTS)]
+    if fused:
+        raise LoraError(
+            str(base),
+            reason=f"holds {fused[0]} and the like: SGLang reads a Qwen3-MoE with tensors of each expert alone",
+            cure="save it with transformers, which writes them so, or use rollout.engine = 'local'",
+        )
+
+
+def _other_positions(hf_config: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """YaRN's factor on queries and keys, where SGLang (`layers/rotary_embedding/yarn.py`) has another: it does not read
+    `attention_factor`, and takes an `mscale` of 0 as given."""
+    text = text_config(hf_config)
+    rope = rope_fields(text)
+    if rope["rope_type"] != "yarn":
+        return
+    unset = {**text, "rope_scaling": None, "rope_parameters": {**rope, "attention_factor": None}}
+    scales = rope.get("mscale"), rope.get("mscale_all_dim")
+    if _attention_factor(text) != _attention_factor(unset):
+        name = f"attention_factor = {rope['attention_factor']}"
+    elif None not in scales and 0 in scales and rope.get("attention_factor") is None:
+        name = f"mscale = {scales[0]} and mscale_all_dim = {scales[1]}"
+    else:
+        return
+    yield Diagnostic(
+        subject=name,
+        reason="gives transformers another factor on queries and keys than SGLang, which then serves another model",
+        cure="use rollout.engine = 'local'",
+    )
+
+
+def _attention_factor(text: Mapping[str, Any]) -> float:
+    scaling = read_rope(text).scaling
+    assert isinstance(scaling, YarnScaling)
+    return scaling.attention_factor
 
 
 def _uneven(section: SglangSection, hf_config: Mapping[str, Any]) -> Iterator[Diagnostic]:
@@ -91,5 +133,6 @@ def _widths(hf_config: Mapping[str, Any], ranks: int, arguments: Mapping[str, An
     whole_experts = (arguments.get("ep_size") or 1) * (arguments.get("moe_dp_size") or 1)
     widths = {"moe_intermediate_size": max(ranks // whole_experts, 1), "shared_expert_intermediate_size": ranks}
     # Configs of models with experts in each layer give a width that no layer has.
-    sparse = text.get("num_experts") and not text.get("mlp_only_layers") and text.get("decoder_sparse_step", 1) == 1
+    experts = text.get("num_experts") or text.get("num_local_experts")
+    sparse = experts and not text.get("mlp_only_layers") and text.get("decoder_sparse_step", 1) == 1
     return widths if sparse else {**widths, "intermediate_size": ranks}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from lora_harness.engines.base import SamplingParams
+from lora_plugins_sdk.errors import LoraError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,6 +113,10 @@ class SglangClient(Protocol):
 
     def healthy(self) -> bool:
         """Whether the engine answers within a few seconds. Never raises."""
+        ...
+
+    def death(self) -> LoraError | None:
+        """What the engine died of, with the end of its log; None while it lives, or where this client cannot know."""
         ...
 
     def close(self) -> None:

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lora_harness.engines.base import Completion, EngineCapabilities, GenerationRequest
 from lora_harness.engines.requests import check_requests
-from lora_harness.engines.sglang.client import SglangClient, SglangCompletion, SglangRequest
+from lora_harness.engines.sglang.client import SglangCompletion, SglangRequest
+from lora_harness.engines.sglang.drawing import Drawing
 from lora_harness.engines.sglang.sync.engine_group import EngineGroup
 from lora_harness.engines.sglang.sync.serving import PolicySync, Serving
-from lora_harness.ranks import is_alone, on_first_rank
+from lora_harness.ranks import from_every_rank, on_every_rank, on_first_rank
 from lora_plugins_sdk.errors import LoraError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Of one engine while the same completions are drawn: what ends it again and again is the completions.
+MOST_RESTARTS = 2
 _BASE = Serving(version=0)
 
 
 class SglangEngine:
     """A `RolloutEngine` over a group of SGLang engines.
 
-    Rank 0 brings versions of the policy to the engines; every rank sends its own requests to them. The requests of one
-    call are dealt out over the engines, and each engine gets its share in one message, so that it can batch all of it.
+    Rank 0 brings versions of the policy to the engines and restarts those that die; every rank sends its own requests.
 
     Args:
         group: the engines, on rank 0 with the means to restart them.
@@ -75,22 +77,17 @@ class SglangEngine:
         return sent
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        """See `RolloutEngine.generate`. An engine of this run's own that dies is restarted once, if no rank but this
-        one uses it."""
-        self._refuse_closed()
-        check_requests(requests, vocab_size=self._vocab_size, context=self._context)
+        """See `RolloutEngine.generate`. Collective over all ranks.
+
+        An engine of this run's own that dies on any rank's requests is restarted, gets its policy again and is asked
+        again for what it had not answered, with the same seeds.
+        """
+        restarts: Counter[int] = Counter()
         with self._serving() as stamp:
-            asked = [
-                SglangRequest(
-                    rid=next(self._rids),
-                    prompt_ids=one.prompt_ids,
-                    sampling=one.sampling,
-                    seed=one.seed,
-                    adapter=stamp.adapter,
-                )
-                for one in requests
-            ]
-            return [_completion(one, stamp) for one in self._answers(asked)]
+            drawing = on_every_rank(lambda: self._drawing(requests, stamp))
+            while dead := _any_rank_saw(from_every_rank(drawing.attempt)):
+                on_first_rank(lambda dead=dead: self._bring_back(dead, restarts))
+            return [_completion(one, stamp) for one in drawing.completions()]
 
     def close(self) -> None:
         """See `RolloutEngine.close`. Stops the engines that this run started. Safe to call twice."""
@@ -108,50 +105,60 @@ class SglangEngine:
             with self._sync.serving() as stamp:
                 yield stamp
 
-    def _answers(self, asked: list[SglangRequest]) -> list[SglangCompletion]:
-        engines = len(self._group.clients)
-        shares = [asked[index::engines] for index in range(engines)]
-        with ThreadPoolExecutor(engines, thread_name_prefix="rollout") as pool:
-            running = [pool.submit(self._share, index, share) for index, share in enumerate(shares)]
-            try:
-                wait(running, return_when=FIRST_EXCEPTION)
-                for failed in running:
-                    if failed.done():
-                        failed.result()
-            except BaseException:
-                # Also on Ctrl-C: the pool waits for its threads, and they for the engines.
-                self._abort(shares, running)
-                raise
-        answers: list[Any] = [None] * len(asked)
-        for index, one in enumerate(running):
-            answers[index::engines] = one.result()
-        return answers
+    def _drawing(self, requests: Sequence[GenerationRequest], stamp: Serving) -> Drawing:
+        self._refuse_closed()
+        check_requests(requests, vocab_size=self._vocab_size, context=self._context)
+        asked = [
+            SglangRequest(
+                rid=next(self._rids),
+                prompt_ids=one.prompt_ids,
+                sampling=one.sampling,
+                seed=one.seed,
+                adapter=stamp.adapter,
+            )
+            for one in requests
+        ]
+        return Drawing(self._group, asked)
 
-    def _share(self, index: int, share: list[SglangRequest]) -> list[SglangCompletion]:
-        client = self._group.clients[index]
-        try:
-            return client.generate(share)
-        except LoraError as error:
-            if self._sync is None or not self._group.ours or not is_alone() or client.healthy():
-                raise
-            self._group.say(f"engine {client.name} failed while it drew completions: {error}")
-            self._sync.recover(index)
-            return self._group.clients[index].generate(share)
+    def _bring_back(self, dead: Mapping[int, LoraError], restarts: Counter[int]) -> None:
+        """On rank 0: restart engines that died while completions were drawn.
 
-    def _abort(self, shares: list[list[SglangRequest]], running: list[Future[list[SglangCompletion]]]) -> None:
-        for client, share, one in zip(self._group.clients, shares, running, strict=True):
-            if not one.done():
-                with suppress(LoraError):
-                    _abort_all(client, share)
+        Args:
+            dead: what a rank met, by engine.
+            restarts: of each engine in this call, counted here.
+        """
+        for index, met in dead.items():
+            client = self._group.clients[index]
+            # Other ranks cannot read the log.
+            cause = client.death() or met
+            if not self._group.ours:
+                raise LoraError(
+                    f"engine {client.name}",
+                    reason=f"failed while it drew completions, and this run did not start it ({cause})",
+                    cure="start it again and resume the run",
+                )
+            if restarts[index] == MOST_RESTARTS:
+                raise LoraError(
+                    f"engine {client.name}",
+                    reason=f"failed again after {MOST_RESTARTS} restarts while it drew the same completions: {cause}",
+                    cure="correct what its log names, or ask less of it (rollout.max_batch_size, "
+                    "rollout.max_new_tokens, rollout.sglang.arguments.mem_fraction_static), and resume the run",
+                )
+            restarts[index] += 1
+            self._group.say(f"engine {client.name} failed while it drew completions: {cause}")
+            if self._sync is None:
+                self._group.restart(index)
+            else:
+                self._sync.recover(index)
 
     def _refuse_closed(self) -> None:
         if not self._open:
             raise LoraError("SGLang engine", reason="it was closed", cure="open a new engine")
 
 
-def _abort_all(client: SglangClient, share: list[SglangRequest]) -> None:
-    for request in share:
-        client.abort(request.rid)
+def _any_rank_saw(ranks: Sequence[Mapping[int, LoraError]]) -> dict[int, LoraError]:
+    """Engines that died, by number, and what the first rank that noticed met."""
+    return {index: error for dead in reversed(ranks) for index, error in dead.items()}
 
 
 def _completion(drawn: SglangCompletion, stamp: Serving) -> Completion:

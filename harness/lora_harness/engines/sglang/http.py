@@ -18,6 +18,8 @@ from lora_harness.engines.sglang.server import SglangServer
 from lora_plugins_sdk.errors import LoraError
 
 _HEALTH_SECONDS = 10.0
+# A busy engine takes an abort between two batches, however short a run's calls may be.
+_ABORT_SECONDS = 30.0
 _CONNECT_SECONDS = 10.0
 _DEATH_SECONDS = 5.0
 
@@ -115,7 +117,7 @@ class HttpClient:
 
     def abort(self, rid: str | None = None) -> None:
         """See `SglangClient.abort`."""
-        self._post("/abort_request", {"abort_all": True} if rid is None else {"rid": rid})
+        self._post("/abort_request", {"abort_all": True} if rid is None else {"rid": rid}, timeout=_ABORT_SECONDS)
 
     def healthy(self) -> bool:
         """See `SglangClient.healthy`."""
@@ -123,6 +125,16 @@ class HttpClient:
             return self._http.get("/health", timeout=_HEALTH_SECONDS).status_code == httpx2.codes.OK
         except httpx2.TransportError:
             return False
+
+    def death(self, during: str = "while it served") -> LoraError | None:
+        """See `SglangClient.death`; `during` says when, in the error's words."""
+        if self._server is not None:
+            try:
+                # The connection breaks a moment before the process is gone.
+                self._server.raise_if_dead(during, grace=_DEATH_SECONDS)
+            except LoraError as told:
+                return told
+        return None
 
     def information(self) -> dict[str, Any]:
         """SGLang's arguments as the server resolved them, and what it found out about the model."""
@@ -146,9 +158,13 @@ class HttpClient:
             raise self._refused(path, answer.get("message") or answer.get("error_message") or "no reason was given")
         return answer
 
-    def _post(self, path: str, fields: Mapping[str, Any]) -> Any:
+    def _post(self, path: str, fields: Mapping[str, Any], *, timeout: float | None = None) -> Any:
         request = self._http.build_request(
-            "POST", path, content=json.dumps(fields), headers={"Content-Type": "application/json"}
+            "POST",
+            path,
+            content=json.dumps(fields),
+            headers={"Content-Type": "application/json"},
+            timeout=httpx2.Timeout(self._timeout if timeout is None else timeout, connect=_CONNECT_SECONDS),
         )
         answer = self._answer(request)
         # Some paths answer with an empty body.
@@ -159,7 +175,7 @@ class HttpClient:
         try:
             answer = self._http.send(request)
         except httpx2.ReadTimeout:
-            raise TooLong(self._url, path, self._timeout) from None
+            raise TooLong(self._url, path, request.extensions["timeout"]["read"]) from None
         except httpx2.TransportError as error:
             raise self._unreachable(path, error) from None
         if answer.status_code != httpx2.codes.OK:
@@ -172,13 +188,7 @@ class HttpClient:
         )
 
     def _unreachable(self, path: str, error: Exception) -> LoraError:
-        if self._server is not None:
-            try:
-                # The connection breaks a moment before the process is gone.
-                self._server.raise_if_dead(f"during {path}", grace=_DEATH_SECONDS)
-            except LoraError as told:
-                return told
-        return LoraError(
+        return self.death(f"during {path}") or LoraError(
             f"engine {self._url}",
             reason=f"cannot be reached for {path} ({type(error).__name__}: {error})",
             cure="check that the server runs and that its URL is right",

@@ -182,6 +182,10 @@ class InProcessClient:
             return False
         return True
 
+    def death(self) -> LoraError | None:
+        """See `SglangClient.death`."""
+        return self._dead("its work") if _child_died.is_set() else None
+
     def close(self) -> None:
         """See `SglangClient.close`."""
         if self._closed:

@@ -26,11 +26,18 @@ class TooLong(LoraError):
 
 
 def abort_overdue(client: SglangClient, requests: Sequence[SglangRequest], timeout: float) -> LoraError:
-    """Abort completions that took longer than `timeout` seconds; returns the error that says so."""
-    for one in requests:
-        client.abort(one.rid)
+    """Abort completions that took longer than `timeout` seconds; returns the error that says so.
+
+    An engine that does not take one abort is not asked for the others: it does not answer at all.
+    """
+    outcome = "were aborted"
+    try:
+        for one in requests:
+            client.abort(one.rid)
+    except LoraError as error:
+        outcome = f"could not be aborted ({error.diagnostics[0].reason})"
     return LoraError(
         f"engine {client.name}",
-        reason=f"{len(requests)} completions were not there after {timeout:g} s and were aborted",
+        reason=f"{len(requests)} completions were not there after {timeout:g} s and {outcome}",
         cure="raise rollout.sglang.timeout, or draw fewer or shorter completions in a step",
     )

@@ -30,11 +30,14 @@ class Captured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """A linear of the host: a module's forward, or the method that computes it; a grouped one with experts."""
+    """A linear of the host: a module's forward, or the method that computes it; a grouped one with experts; or the
+    embedding, whose output is turned to `[tokens, samples, width]` where the host turns it later.
+    """
 
     module: nn.Module
     method: str
     experts: bool
+    embedding: bool
 
 
 @contextmanager
@@ -55,7 +58,7 @@ def places_of(chunks: Iterable[nn.Module], sites: Iterable[Site]) -> dict[str, P
     """The linears of these sites under model-wide names."""
     chunks = tuple(chunks)
     return {
-        name: Place(module=module, method=site.method, experts=site.experts is not None)
+        name: Place(module=module, method=site.method, experts=site.experts is not None, embedding=site.embedding)
         for site in sites
         for name, (module, _) in locate(chunks, [site.path]).items()
     }
@@ -93,7 +96,7 @@ def _watched_method(seen: Captured, name: str, place: Place) -> Iterator[None]:
 def _watch_input(seen: Captured, name: str, place: Place) -> Any:
     def watch(module: nn.Module, args: tuple[Any, ...]) -> None:
         x = args[0]
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or place.embedding:
             return
         if x.is_leaf:
             x.requires_grad_(True)  # after a frozen embedding nobody would ask for this gradient
@@ -104,17 +107,18 @@ def _watch_input(seen: Captured, name: str, place: Place) -> Any:
 
 def _watch_output(seen: Captured, name: str, place: Place) -> Any:
     def watch(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
-        output, splits = result[0], _splits(place, args)
-        seen.outputs.setdefault(name, []).append(_kept(output, splits))
+        output, splits = result if place.embedding else result[0], _splits(place, args)
+        turned = place.embedding and not vars(module)["reduce_scatter_embeddings"]
+        seen.outputs.setdefault(name, []).append(_kept(output, splits, turned))
         if output.requires_grad:
-            output.register_hook(_appender(seen.output_grads, name, splits))
+            output.register_hook(_appender(seen.output_grads, name, splits, turned))
 
     return watch
 
 
-def _appender(store: dict[str, list[Tensor]], name: str, splits: list[int] | None) -> Any:
+def _appender(store: dict[str, list[Tensor]], name: str, splits: list[int] | None, turned: bool = False) -> Any:
     def append(grad: Tensor) -> None:
-        store.setdefault(name, []).append(_kept(grad, splits))
+        store.setdefault(name, []).append(_kept(grad, splits, turned))
 
     return append
 
@@ -127,6 +131,6 @@ def _splits(place: Place, args: tuple[Any, ...]) -> list[int] | None:
     return splits.tolist() if isinstance(splits, Tensor) else list(splits)
 
 
-def _kept(tensor: Tensor, splits: list[int] | None) -> Tensor:
-    tensor = tensor.detach()
+def _kept(tensor: Tensor, splits: list[int] | None, turned: bool) -> Tensor:
+    tensor = tensor.detach().transpose(0, 1) if turned else tensor.detach()
     return tensor.clone() if splits is None else torch.stack([one.sum(0) for one in tensor.split(splits)])

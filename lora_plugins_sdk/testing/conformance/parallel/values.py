@@ -56,8 +56,9 @@ def _logits(context: Context, layout: Layout) -> Iterator[Finding]:
 
 
 def _padded_site(ranks: Ranks) -> str | None:
-    """The adapted linear that TP pads."""
-    return next((plan.host_module for plan in ranks.table.plans if getattr(plan.site.pack, "pad", False)), None)
+    """The adapted linear whose output TP pads."""
+    padded = [plan for plan in ranks.table.plans if getattr(plan.site.pack, "pad", False) and not plan.site.embedding]
+    return padded[0].host_module if padded else None
 
 
 def _input_gradients(context: Context, layout: Layout) -> Iterator[Finding]:

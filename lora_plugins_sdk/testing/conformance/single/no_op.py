@@ -23,8 +23,8 @@ from lora_plugins_sdk.testing.conformance.single.seen import Seen, compare_seen,
 from lora_plugins_sdk.testing.conformance.subject import Subject
 from lora_plugins_sdk.testing.layout import Layout, current_run
 
-# A uniform sample's standard deviation strays by about 0.45 / sqrt(entries) of itself.
-_STRAY = 5 * 0.45
+# A sample's standard deviation strays by about 0.45 / sqrt(entries) of itself when uniform, 0.71 when normal.
+_STRAY, _STRAY_NORMAL = 5 * 0.45, 5 * 0.71
 
 
 def _before_and_after(subject: Subject, directory: Path, problem: Problem) -> tuple[Seen, Seen, dict[str, Tensor]]:
@@ -42,7 +42,7 @@ def _fresh(context: Context) -> tuple[Seen, Seen, dict[str, Tensor]]:
 
 def _no_op(context: Context) -> Iterator[Finding]:
     before, after, _ = _fresh(context)
-    cause = "B is not zero at the start, or the patched forward changes the base's own output"
+    cause = "neither factor is zero at the start, or the patched forward changes the base's own output"
     yield from compare_seen(context, "with a fresh adapter", after, before, cause)
 
 
@@ -56,20 +56,24 @@ def _initial(context: Context) -> Iterator[Finding]:
             shape = None if value is None else list(value.shape)
             yield factor_finding("initial value", row, cause=f"has shape {shape}, not {list(row.full_shape)}")
             continue
-        if row.factor == "B":
+        if row.initially_zero:
             if value.any():
                 yield factor_finding("initial value", row, cause="is not zero, so a fresh adapter changes the policy")
             continue
-        expected = 1 / math.sqrt(3 * row.full_shape[-1])
-        error, bound = abs(value.std().item() / expected - 1), _STRAY / math.sqrt(value.numel())
+        expected, scheme = 1.0, "a normal draw of unit variance has"
+        if not row.embedding:
+            expected = 1 / math.sqrt(3 * row.full_shape[-1])
+            scheme = f"Kaiming-uniform gives over the full fan-in {row.full_shape[-1]}"
+        stray = _STRAY_NORMAL if row.embedding else _STRAY
+        error, bound = abs(value.std().item() / expected - 1), stray / math.sqrt(value.numel())
         if not error <= bound:
             yield factor_finding(
                 "initial spread",
                 row,
                 error=error,
                 bound=bound,
-                cause=f"standard deviation {value.std().item():.3g} instead of {expected:.3g}, which Kaiming-uniform "
-                f"gives over the full fan-in {row.full_shape[-1]} (a local fan-in, or another scheme)",
+                cause=f"standard deviation {value.std().item():.3g} instead of {expected:.3g}, which {scheme} "
+                "(a local fan-in, or another scheme)",
             )
         halves = value.chunk(2, dim=-1)
         if halves[0].shape == halves[-1].shape and len(halves) == 2 and torch.equal(*halves):
@@ -92,7 +96,8 @@ CHECKS = (
     Check(
         name="initial",
         level=Level.SINGLE,
-        proves="B starts at zero; every A is drawn on its own, Kaiming-uniform over the full fan-in.",
+        proves="B starts at zero; every A is drawn on its own, Kaiming-uniform over the full fan-in. Of an embedding A "
+        "starts at zero, and B is normal.",
         run=_initial,
         needs=("build-model",),
     ),

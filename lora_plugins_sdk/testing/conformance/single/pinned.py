@@ -67,7 +67,7 @@ def _pinned(context: Context) -> Iterator[Finding]:
     subject, pins = context.subject, _pins(context.subject)
     patterns, held = tuple(dict.fromkeys(map(_pattern, pins))), {one.hf for one in pins}
     problem, table = make_problem(subject), subject.table(RunFacts())
-    zero = {row.init_key for row in table.rows if row.hf_module in held and row.factor == "B"}
+    zero = {row.init_key for row in table.rows if row.hf_module in held and row.initially_zero}
     problem = Problem(
         tokens=problem.tokens,
         upstream=problem.upstream,

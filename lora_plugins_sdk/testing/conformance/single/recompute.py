@@ -42,7 +42,24 @@ def _recompute(kind: str, context: Context) -> Iterator[Finding]:
     arguments = (subject, base_directory(subject), make_problem(subject), RECOMPUTE[kind], {})
     (grads,) = context.world(grads_with, Layout(), *arguments)
     table = subject.table(RunFacts())
-    yield from compare_factors(context, f"gradient with {kind} recompute", grads, one_process(context).grads, table)
+    what = f"gradient with {kind} recompute"
+    yield from compare_factors(context, what, grads, one_process(context).grads, table)
+    if any(plan.site.embedding for plan in table.plans):
+        yield from _embedding_frozen(context, RECOMPUTE[kind], f"{what} and a frozen embedding")
+
+
+def _embedding_frozen(context: Context, recompute: dict[str, Any], what: str) -> Iterator[Finding]:
+    """Without the embedding's adapter nothing before the first recomputed block asks for a gradient."""
+    subject = context.subject
+    embeddings = {one.hf for site in subject.selected.architecture.sites if site.embedding for one in site.projections}
+    changes = {"target_modules": tuple(one for one in subject.targets() if one not in embeddings)}
+    arguments = (subject, base_directory(subject), make_problem(subject, **changes))
+    runs: list[dict[str, Tensor]] = []
+    for overrides in ({}, recompute):
+        (grads,) = context.world(grads_with, Layout(), *arguments, overrides, changes)
+        runs.append(grads)
+    plain, recomputed = runs
+    yield from compare_factors(context, what, recomputed, plain, subject.table(RunFacts(), **changes))
 
 
 CHECKS = tuple(

@@ -12,7 +12,10 @@ from lora_plugins_sdk.testing.conformance.check import Check, Level
 from lora_plugins_sdk.testing.conformance.context import Context
 from lora_plugins_sdk.testing.conformance.finding import Finding, factor_finding
 
-_PEFT_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
+_PEFT_NAME = re.compile(
+    r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight"
+    r"|base_model\.model\.(?P<embedding>.+)\.lora_embedding_(?P<lookup>[AB])"
+)
 
 
 def _names(context: Context) -> Iterator[Finding]:
@@ -21,13 +24,14 @@ def _names(context: Context) -> Iterator[Finding]:
         context.exercised([row.host_module])
         match = _PEFT_NAME.fullmatch(row.hf_name)
         if match is None:
-            cause = f"{row.hf_name} is not base_model.model.<module>.lora_{row.factor}.weight, so PEFT would skip it"
+            end = f"lora_embedding_{row.factor}" if row.embedding else f"lora_{row.factor}.weight"
+            cause = f"{row.hf_name} is not base_model.model.<module>.{end}, so PEFT would skip it"
             yield factor_finding("name", row, cause=cause)
-        elif (match["module"], match["factor"]) != (
-            packed_name(row.hf_module) if row.packed else row.hf_module,
-            row.factor,
-        ):
-            cause = f"{row.hf_name} would be loaded as {match['module']} lora_{match['factor']}"
+            continue
+        module, factor = match["embedding"] or match["module"], match["lookup"] or match["factor"]
+        wanted = packed_name(row.hf_module) if row.packed else row.hf_module
+        if (module, factor, match["lookup"] is not None) != (wanted, row.factor, row.embedding):
+            cause = f"{row.hf_name} would be loaded as {module} lora_{'embedding_' * bool(match['lookup'])}{factor}"
             yield factor_finding("name", row, cause=cause)
 
 

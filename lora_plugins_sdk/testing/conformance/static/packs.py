@@ -74,7 +74,7 @@ def _packs(context: Context) -> Iterator[Finding]:
         context.exercised(adapted.intersection(places[site.path]))
         module = next(iter(places[site.path]), site.path)
         try:
-            site_layout(site, architecture.dims(subject.hf_config), 1)
+            site_layout(site, architecture.dims(subject.hf_config), RunFacts())
         except LoraError as error:
             yield Finding(what="pack", site=module, cause=f"does not resolve: {error}")
             continue
@@ -104,7 +104,7 @@ def _search(site: Site, dims: ModelDims) -> str | None:
     def property_holds(factor: dict[str, int], odd: int, tp: int) -> None:
         config = dict(dims.config) | {name: dims.resolve(name) * factor[name] + odd for name in names}
         try:
-            layout = site_layout(site, ModelDims(config, dims.fallbacks), tp)
+            layout = site_layout(site, ModelDims(config, dims.fallbacks), RunFacts(tp=tp))
         except LoraError:
             reject()
         problem = pack_problem(layout, tp)

@@ -54,7 +54,7 @@ def build_model(
 ) -> InklingModel:
     """This rank's pipeline stage, weights uninitialised.
 
-    The output layer has the vocabulary without HF's padding (`unpadded_vocab_size`), padded to the TP size anew.
+    The output layer has the vocabulary without HF's padding (`unpadded_vocab_size`), padded anew.
 
     Args:
         hf_config: HF config.json as a mapping.
@@ -88,8 +88,8 @@ def build_model(
     return InklingModel(
         config,
         fields,
-        vocabulary=padded_vocab_size(dims.resolve("vocab_size"), run.facts.tp),
-        outputs=padded_vocab_size(dims.resolve("unpadded_vocab_size"), run.facts.tp),
+        vocabulary=padded_vocab_size(dims.resolve("vocab_size"), run.facts),
+        outputs=padded_vocab_size(dims.resolve("unpadded_vocab_size"), run.facts),
         longest=dims.resolve("max_position_embeddings"),
         pre_process=run.pp_rank == 0,
         post_process=run.pp_rank == run.facts.pp - 1,

@@ -30,7 +30,6 @@ def _whole(host: str, hf: str, layers: OnlyLayers | None = None) -> BaseWeight:
 
 
 BASE_WEIGHTS = (
-    BaseWeight(host="embedding.word_embeddings.weight", hf=("model.embed_tokens.weight",), pack=Concat(pad=True)),
     BaseWeight(host="embedding.norm.weight", hf=("model.embed_tokens.embed_norm.weight",)),
     BaseWeight(host="decoder.final_layernorm.weight", hf=("model.norm.weight",)),
     *_beside_attention("self_attention", GLOBAL),

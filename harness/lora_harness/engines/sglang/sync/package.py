@@ -15,13 +15,13 @@ from lora_harness.engines.sglang.sync.base_shapes import BaseShapes
 from lora_plugins_sdk.dims import read_hf_config
 from lora_plugins_sdk.errors import Diagnostic, raise_if_any
 from lora_plugins_sdk.serving.sglang import for_sglang
+from lora_plugins_sdk.serving.sglang_places import OUTSIDE
 from lora_plugins_sdk.weight_files import read_weight_files
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _FACTORS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
-_LEAVES_OUTSIDE = ("embed_tokens", "lm_head")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,9 +139,9 @@ class Packer:
                 reason=f"the engines were started for {', '.join(sorted(self._lora.targets))}",
                 cure="start them with this target too",
             )
-        for leaf in _LEAVES_OUTSIDE:
+        for leaf in OUTSIDE:
             # SGLang clears these slots together: one of two keeps what an earlier adapter left there.
-            if leaf in self._lora.targets - targets and targets & set(_LEAVES_OUTSIDE):
+            if leaf in self._lora.targets - targets and targets & set(OUTSIDE):
                 yield Diagnostic(
                     subject=leaf,
                     reason="the engines were started for it, and would keep what an earlier adapter had there",
