@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -72,21 +72,22 @@ class Trapped:
 
 
 @contextmanager
-def asking(engines: Engines, sync: PolicySync, answers: list[Answered]) -> Iterator[None]:
-    """Keeps the engine that lives busy while the block runs."""
-    done = threading.Event()
+def asking(engines: Engines, sync: PolicySync, answers: list[Answered]) -> Iterator[threading.Lock]:
+    """Keeps the engine that lives busy while the block runs; whoever takes the lock holds it off."""
+    done, resting = threading.Event(), threading.Lock()
 
     def run() -> None:
         turn = 0
         # Not without a pause: an engine that never rests takes a core from the one that is being started.
         while not done.wait(0.1):
-            answers.extend(ask(engines, sync, 0, f"busy-{len(answers)}-{turn}"))
+            with resting:
+                answers.extend(ask(engines, sync, 0, f"busy-{len(answers)}-{turn}"))
             turn += 1
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield
+        yield resting
     finally:
         done.set()
         thread.join(120)
@@ -112,11 +113,13 @@ def survive(
     """Publish a version for each point with the engine killed there, and ask both engines after each."""
     answers: list[Answered] = []
     sync.publish(1, adapters[1].tensors, adapters[1].config)
-    with asking(engines, sync, answers):
+    with asking(engines, sync, answers) as resting:
         for version, (call, moment) in enumerate(points, start=2):
             engines.trap(VICTIM, lambda client: Trapped(client, call, moment, lambda: engines.kill(VICTIM)))  # noqa: B023
             pid = engines.servers[VICTIM].pid
-            sync.publish(version, adapters[version].tensors, adapters[version].config)
+            # A version that a request still names is unloaded by a later publish, which would be another point.
+            with resting if call == "unload_adapter" else nullcontext():
+                sync.publish(version, adapters[version].tensors, adapters[version].config)
             for index in (0, VICTIM):
                 found = ask(engines, sync, index, f"{call}-{moment}-{index}")
                 assert {one.version for one in found} == {version}, (call, moment)
