@@ -94,13 +94,9 @@ def load_policy(config: TrainConfig, adapter: Path | None) -> Any:
     Raises:
         LoraError: base or adapter cannot be read, or the adapter does not fit the base.
     """
-    base = load_hf_model(
-        config.model.path,
-        device="cuda" if torch.cuda.is_available() else "cpu",
-        dtype=getattr(torch, config.model.dtype),
-    )
     if adapter is None:
-        return base
+        return _load_base(config)
+    # The adapter first: what may be refused is, before the base takes its time.
     if (adapter / INDEX_FILE).exists():
         raise LoraError(
             str(adapter),
@@ -115,6 +111,7 @@ def load_policy(config: TrainConfig, adapter: Path | None) -> Any:
     named = in_hf_names(given, config.model.path, plugin=config.model.plugin)
     readable = to_parameters(named, hf_traits(config.model.path, config.model.plugin).parameters)
     lora_config(readable.config)
+    base = _load_base(config)
     try:
         with tempfile.TemporaryDirectory() as folder, without_false_alarms():
             where = adapter if readable is given else write_adapter(readable, folder)
@@ -128,6 +125,14 @@ def load_policy(config: TrainConfig, adapter: Path | None) -> Any:
     # PEFT only warns about tensors that it found no place for.
     check_fit(adapter_state(model), readable.tensors)
     return model
+
+
+def _load_base(config: TrainConfig) -> Any:
+    return load_hf_model(
+        config.model.path,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        dtype=getattr(torch, config.model.dtype),
+    )
 
 
 def run_evaluation(config: TrainConfig, *, adapter: Path | None) -> Evaluation:

@@ -27,6 +27,7 @@ from lora_harness.config import TrainConfig
 from lora_harness.context import refuse_beyond_context
 from lora_harness.engines import RolloutEngine, SamplingParams, open_engine
 from lora_harness.engines.capabilities import refuse_unservable
+from lora_harness.engines.sglang.interpreter import refuse_without_sglang
 from lora_harness.launch import run_device, started
 from lora_harness.losses import loss_normaliser
 from lora_harness.parity import GapReport, gap_report, refuse_gap, worst_of
@@ -99,6 +100,7 @@ class Trainer:
         first = self.prompts[: config.algorithm.prompts_per_step]
         on_first_rank(lambda: refuse_beyond_context(config, self.encoder, [*self.held_out, *first]))
         on_first_rank(lambda: refuse_unservable(config, run.facts))
+        on_first_rank(lambda: refuse_without_sglang(config.rollout.sglang))
         self.policy = MegatronPolicy(config, run)
         self.engine: RolloutEngine = open_engine(config, self.policy.export, device=str(run_device()))
         self.collector = RolloutCollector(self.engine, task, self.encoder, seed=config.seed)

@@ -32,7 +32,8 @@ QUICK = BaseRecipe(
 
 
 def quick_base(path: Path, *, seed: int = 0, recipe: BaseRecipe = QUICK) -> Base:
-    return make_base(path, seed=seed, recipe=recipe, say=lambda text: None)
+    replaced = path.with_name("replaced")
+    return make_base(path, seed=seed, recipe=recipe, replaced=replaced, say=lambda text: None)
 
 
 def test_encoded_labels_hold_answer_and_end() -> None:
@@ -105,6 +106,7 @@ def test_another_seed_or_recipe_makes_another_base(tmp_path: Path, change: dict)
     weights = (first.path / "model.safetensors").read_bytes()
     assert not quick_base(tmp_path / "base", **change).reused
     assert (first.path / "model.safetensors").read_bytes() != weights
+    assert (tmp_path / "replaced" / "model.safetensors").read_bytes() == weights
 
 
 def test_same_seed_makes_the_same_base_whatever_the_global_generator(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -17,7 +18,7 @@ from small_quickstart import hardly_taught
 from lora_harness.evaluate import evaluate, run_evaluation
 from lora_harness.quickstart import run as quickstart_run
 from lora_harness.quickstart import run_quickstart
-from lora_harness.quickstart.previous import earlier_run_aside
+from lora_harness.quickstart.previous import earlier_run_aside, replaced_base
 from lora_harness.report import refuse_used_output
 from lora_plugins_sdk import read_adapter, write_adapter
 from lora_plugins_sdk.errors import LoraError
@@ -59,6 +60,7 @@ from lora_plugins_sdk.errors import LoraError
             },
             "routers are trained in adapter mode only",
         ),
+        ({"engine": "sglang", "sglang_python": Path("absent")}, r"sglang\.python = 'absent': cannot be started"),
         ({"overrides": ["parallel.tp=2"]}, r"cannot share out 1 started process -> .*torchrun --nproc-per-node 2"),
     ],
 )
@@ -214,6 +216,25 @@ def test_a_run_that_is_refused_leaves_the_earlier_result(earlier: Path) -> None:
     assert content(earlier) == before | {"sglang/engine-0.log": "why"}
     with earlier_run_aside(earlier), pytest.raises(LoraError, match="another process"), earlier_run_aside(earlier):
         pass
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_that_is_refused_leaves_the_earlier_results_base(earlier: Path, killed: bool) -> None:
+    """Also where it had made its own by then: the earlier adapter belongs to the base that it was trained on."""
+    before, refused = content(earlier), LoraError("run", reason="refused", cure="none")
+    with pytest.raises(LoraError, match="refused"), earlier_run_aside(earlier):
+        (earlier / "base").rename(replaced_base(earlier))
+        (earlier / "base").mkdir()
+        (earlier / "base" / "config.json").write_text("of another seed")
+        if killed:
+            # What lies there then, while the lock is gone with the process.
+            left = shutil.copytree(earlier, earlier.with_name("left"))
+        raise refused
+    if killed:
+        with pytest.raises(LoraError, match="refused"), earlier_run_aside(left):
+            raise refused
+        assert content(left) == before
+    assert content(earlier) == before
 
 
 def test_a_killed_start_leaves_the_earlier_result_to_the_next(earlier: Path) -> None:

@@ -48,7 +48,7 @@ def quickstart_base(model: str, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """The quickstart's model after one warm-up step: nothing here depends on its being right."""
     folder = tmp_path_factory.mktemp("base") / "base"
     recipe = BaseRecipe(model=model_config(model), target=0.0, check_every=1, max_steps=1)
-    make_base(folder, seed=0, recipe=recipe, say=lambda text: None)
+    make_base(folder, seed=0, recipe=recipe, replaced=folder.with_name("replaced"), say=lambda text: None)
     return folder
 
 

@@ -46,13 +46,14 @@ class Base:
     accuracy: Accuracy
 
 
-def make_base(path: Path, *, seed: int, recipe: BaseRecipe, say: Callable[[str], None]) -> Base:
+def make_base(path: Path, *, seed: int, recipe: BaseRecipe, replaced: Path, say: Callable[[str], None]) -> Base:
     """The base in `path`: the one that is there if it was made with this seed and recipe, else a new one.
 
     Args:
         path: HF directory to write.
         seed: initial weights and order of the demonstrations.
         recipe: how to make it.
+        replaced: where the base of another seed or recipe goes that a new one takes the place of; nothing is there.
         say: told about the progress, a line at a time.
 
     Raises:
@@ -81,7 +82,7 @@ def make_base(path: Path, *, seed: int, recipe: BaseRecipe, say: Callable[[str],
     document = {"fingerprint": fingerprint, "seed": seed, "recipe": asdict(recipe), "accuracy": asdict(reached)}
     (unfinished / _STAMP).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     if path.exists():
-        shutil.rmtree(path)
+        path.rename(replaced)
     unfinished.rename(path)
     return Base(path=path, reused=False, accuracy=reached)
 

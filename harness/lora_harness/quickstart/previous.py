@@ -35,7 +35,8 @@ def earlier_run_aside(output: Path) -> Iterator[bool]:
     """Make `output` ready for a quickstart; the run files of an earlier one lie aside within the context.
 
     They are removed when it ends well, and put back with an error: whatever refuses the new run leaves the earlier
-    result. What a killed process left aside is put back by the next.
+    result, and its base where the new run made another (`replaced_base`). What a killed process left aside is put
+    back by the next.
 
     Yields:
         Whether there was an earlier one.
@@ -82,8 +83,19 @@ def _refuse_foreign(output: Path) -> None:
         )
 
 
+def replaced_base(output: Path) -> Path:
+    """Where the base of an earlier result lies within `earlier_run_aside`, when the new run made another."""
+    return output / _ASIDE / BASE_NAME
+
+
 def _put_back(aside: Path, output: Path) -> None:
-    """Only what is not there: logs of engines that did not start are newer, and the error names them."""
+    """Only what is not there: logs of engines that did not start are newer, and the error names them.
+
+    A base is: the one that the earlier result was trained on belongs to it.
+    """
+    if (aside / BASE_NAME).exists():
+        remove(output / BASE_NAME)
+        (aside / BASE_NAME).rename(output / BASE_NAME)
     for name in _RUN_FILES:
         if (aside / name).exists() and not (output / name).exists():
             (aside / name).rename(output / name)

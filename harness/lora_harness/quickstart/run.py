@@ -13,8 +13,9 @@ from rich.table import Table
 from lora_harness.config import TrainConfig
 from lora_harness.engines import check_engine_name
 from lora_harness.engines.capabilities import refuse_unfit_targets
+from lora_harness.engines.sglang.interpreter import refuse_without_sglang
 from lora_harness.quickstart.model import model_config, too_narrow
-from lora_harness.quickstart.previous import BASE_NAME, earlier_run_aside
+from lora_harness.quickstart.previous import BASE_NAME, earlier_run_aside, replaced_base
 from lora_harness.quickstart.recipe import DEFAULT_STEPS, BaseRecipe, training_config
 from lora_harness.quickstart.tokenizer import VOCABULARY
 from lora_plugins_sdk import load_plugin
@@ -79,6 +80,7 @@ def run_quickstart(
     with started(config) as run:
         say = _say if is_first_rank() else _stay_silent
         with ExitStack() as stack:
+            on_first_rank(lambda: refuse_without_sglang(config.rollout.sglang))
             aside = earlier_run_aside(output)
             earlier = on_first_rank(lambda: stack.enter_context(aside))
             on_first_rank(lambda: _make_base(config, model, BaseRecipe(model=small)))
@@ -99,7 +101,8 @@ def _make_base(config: TrainConfig, model: str, recipe: BaseRecipe) -> None:
     from lora_harness.quickstart.base_model import make_base
 
     _say(f"1/3 base: a small {model} learns three-digit addition from demonstrations that mostly forget to carry")
-    base = make_base(config.model.path, seed=config.seed, recipe=recipe, say=_say)
+    replaced = replaced_base(config.output)
+    base = make_base(config.model.path, seed=config.seed, recipe=recipe, replaced=replaced, say=_say)
     made = "kept from an earlier run" if base.reused else "made"
     _say(f"    {base.path} ({made}): right in {base.accuracy.sampled:.1%} of samples; it is frozen now")
 

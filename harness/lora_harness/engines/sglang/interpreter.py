@@ -1,0 +1,45 @@
+"""Whether the interpreter that engines are to run in has SGLang. Asked before any base is made or loaded. No torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from lora_harness.config.rollout import SglangSection
+from lora_plugins_sdk.errors import LoraError
+
+# Looks without importing, which takes many seconds; what SGLang itself lacks, its server tells when it starts.
+_ABSENT = 41
+_LOOK = f"import importlib.util, sys; sys.exit({_ABSENT} if importlib.util.find_spec('sglang') is None else 0)"
+_SECONDS = 120.0
+
+
+def refuse_without_sglang(section: SglangSection | None) -> None:
+    """Refuse an interpreter that cannot be started or has no SGLang.
+
+    Args:
+        section: ``[rollout.sglang]``; nothing is asked without it, or when the engines run already.
+
+    Raises:
+        LoraError: with the option that names the interpreter.
+    """
+    if section is None or section.urls:
+        return
+    interpreter = str(section.python or sys.executable)
+    subject, cure = f"rollout.sglang.python = {interpreter!r}", "install SGLang into it, or name one that has SGLang"
+    if section.in_process:
+        subject, cure = "rollout.sglang.in_process", "remove it and set rollout.sglang.python to one that has SGLang"
+    try:
+        looked = subprocess.run(
+            [interpreter, "-c", _LOOK], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS
+        )
+    except OSError as error:
+        raise LoraError(subject, reason=f"cannot be started ({error.strerror})", cure=cure) from None
+    except subprocess.TimeoutExpired:
+        reason = f"did not say within {_SECONDS:g} s whether it has SGLang"
+        raise LoraError(subject, reason=reason, cure=cure) from None
+    if looked.returncode == _ABSENT:
+        raise LoraError(subject, reason=f"{interpreter} has no SGLang", cure=cure)
+    if looked.returncode:
+        last = (looked.stderr.strip() or "nothing was printed").splitlines()[-1]
+        raise LoraError(subject, reason=f"is no Python interpreter that works ({last})", cure=cure)
