@@ -12,7 +12,7 @@ from typing import TextIO
 
 STACK_SIGNAL = signal.SIGUSR1
 _ANSWER_SECONDS = 3.0
-_QUIET_SECONDS = 0.15
+_QUIET_SECONDS = 0.5
 
 _file: TextIO | None = None
 

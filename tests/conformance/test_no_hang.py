@@ -36,11 +36,11 @@ def test_a_rank_that_never_comes() -> None:
     subject = Subject.of("qwen3")
     assert not run_case(Context(subject), _case("tp2+sp-completes")).findings, "ranks are warm, the plugin is right"
     start = time.monotonic()
-    context = Context(subject, around="faults:stuck_reduction", world_seconds=15)
+    context = Context(subject, around="faults:stuck_reduction", world_seconds=40)
     result = run_case(context, _case("tp2+sp-completes"))
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 150
     text = failure_text(result)
-    assert "not done after 15 s" in text
+    assert "not done after 40 s" in text
     assert "wait_on_rank_1" in text, "where rank 1 sleeps"
     assert "all_reduce" in text, "what rank 0 waits for"
 

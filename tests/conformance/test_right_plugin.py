@@ -36,6 +36,7 @@ def test_no_false_alarm(seed: int) -> None:
 def test_the_process_of_the_gpu_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU that process computes on the CPU, and must then give the very values of a test world's rank."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as ranks have it: more threads sum in another order
     context = Context(Subject.of("qwen3"))
     seen = on_device(context)
     assert list(compare_with_cpu(context, expectation_of(context, seen), bound=0.0)) == []

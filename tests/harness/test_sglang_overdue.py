@@ -30,8 +30,8 @@ def server(takes_aborts_after: float | None) -> Iterator[tuple[str, list[str]]]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked.append(self.path)
             self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append(self.path)
             if self.path != "/abort_request" or takes_aborts_after is None:
                 closed.wait()
                 return
@@ -65,12 +65,12 @@ def told(url: str) -> str:
 def test_an_engine_may_take_longer_for_an_abort_than_a_call_may_take() -> None:
     with server(takes_aborts_after=0.4) as (url, asked):
         assert "3 completions were not there after 0.2 s and were aborted -> raise rollout.sglang.timeout" in told(url)
-    assert asked == ["/generate", *["/abort_request"] * 3]
+    assert sorted(asked) == [*["/abort_request"] * 3, "/generate"]
 
 
 def test_an_engine_that_takes_no_abort(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_ABORT_SECONDS", 0.3)
+    monkeypatch.setattr(http, "_ABORT_SECONDS", 2.0)
     with server(takes_aborts_after=None) as (url, asked):
         words = told(url)
-    assert "not there after 0.2 s and could not be aborted (/abort_request was not answered within 0.3 s)" in words
-    assert asked == ["/generate", "/abort_request"], "one is enough to know"
+    assert "not there after 0.2 s and could not be aborted (/abort_request was not answered within 2 s)" in words
+    assert sorted(asked) == ["/abort_request", "/generate"], "one is enough to know"

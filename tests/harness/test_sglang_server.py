@@ -95,10 +95,11 @@ def test_the_port_is_the_servers_from_the_start(tmp_path: Path):
 def test_a_server_that_is_not_there(tmp_path: Path):
     with socket.socket() as probe:
         probe.bind((HOST, 0))
+        # Bound and not listened at: nobody else can have it.
         url = f"http://{HOST}:{probe.getsockname()[1]}"
-    client = HttpClient(url)
-    assert not client.healthy()
-    with pytest.raises(LoraError, match=rf"engine {url}: cannot be reached for /v1/models \(ConnectError"):
-        client.loaded_adapters()
-    client.close()
-    client.close()
+        client = HttpClient(url)
+        assert not client.healthy()
+        with pytest.raises(LoraError, match=rf"engine {url}: cannot be reached for /v1/models \(ConnectError"):
+            client.loaded_adapters()
+        client.close()
+        client.close()

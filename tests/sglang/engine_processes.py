@@ -41,35 +41,53 @@ def killed_while_it_draws(log: Path, steps: Path | None = None) -> Iterator[None
 
     Args:
         log: what the engine prints; its arguments are beside it.
-        steps: not before this file has a line.
+        steps: not before this file has a line; without it the engine serves already, and draws within the block.
     """
-    ended = threading.Event()
-
-    def begun() -> int:
-        return log.read_text(errors="replace").count(_PREFILL)
+    ended, failed = threading.Event(), []
+    # Before the block: looking for a process may take longer than until an engine has begun all that it is asked.
+    serving = None if steps else (_scheduler(log.with_suffix(".json")), prefills(log))
 
     def run() -> None:
         while steps is not None and not (steps.exists() and steps.stat().st_size):
             if ended.wait(0.05):
                 return
-        scheduler = _scheduler(log.with_suffix(".json"))
-        before = begun()
-        while begun() == before:
+        scheduler, before = serving or (_scheduler(log.with_suffix(".json")), prefills(log))
+        while prefills(log) == before:
             if ended.wait(0.005):
                 return
         os.kill(scheduler, signal.SIGKILL)
 
-    thread = threading.Thread(target=run)
+    def run_noted() -> None:
+        try:
+            run()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run_noted)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
+    assert not failed, failed[0]
+
+
+def prefills(log: Path) -> int:
+    """How many batches of prompts an engine has begun, by what it prints."""
+    return log.read_text(errors="replace").count(_PREFILL)
 
 
 def _scheduler(arguments: Path) -> int:
     """The child process that holds the model, of the server that was started with a file of arguments."""
     [server] = [one for one in psutil.process_iter(["cmdline"]) if str(arguments) in (one.info["cmdline"] or ())]
-    [scheduler] = [one for one in server.children() if "scheduler" in " ".join(one.cmdline())]
+    [scheduler] = [one for one in server.children() if "scheduler" in _command(one)]
     return scheduler.pid
+
+
+def _command(process: psutil.Process) -> str:
+    """Nothing for one that has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""

@@ -86,7 +86,7 @@ from lora_harness.engines.sglang.http import HttpClient
 from lora_harness.engines.sglang.server import SglangServer
 arguments = {arguments!r}
 server = SglangServer(arguments, log=Path(sys.argv[1]))
-server.wait_until_ready(HttpClient(server.url).healthy, timeout=280.0)
+server.wait_until_ready(HttpClient(server.url).healthy, timeout=800.0)
 print(server.pid, server.url, flush=True)
 time.sleep(1000)
 """
@@ -94,7 +94,7 @@ time.sleep(1000)
 
 def test_no_process_outlives_a_trainer_that_was_killed(tiny_qwen3_dir: Path, tmp_path: Path) -> None:
     """SIGKILL leaves the trainer no time to stop its server."""
-    arguments = {**raw_engine.CPU_ARGUMENTS, "model_path": str(tiny_qwen3_dir)}
+    arguments = {**raw_engine.CPU_ARGUMENTS, "model_path": str(tiny_qwen3_dir), "skip_server_warmup": True}
     code = TRAINER.format(arguments=arguments)
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "engine.log")], stdout=subprocess.PIPE, text=True

@@ -12,6 +12,7 @@ import pytest
 import rollout_references
 import torch
 import transformers_reference
+from engine_processes import prefills
 from own_process import OwnProcess
 from rollout_runs import gap, opened, policy, requests, run_config, sequences
 from sync_engines import PROMPTS
@@ -140,15 +141,20 @@ def test_an_aborted_completion_is_an_error_that_counts_its_tokens(engine: Sglang
 
     def draw() -> None:
         try:
-            told.append(engine.generate(requests(samples=1, new_tokens=400)))
+            told.append(engine.generate(requests(samples=1, new_tokens=480)))
         except LoraError as error:
             told.append(error)
 
+    [server] = [one._server for one in engine._group.clients]  # type: ignore[attr-defined]
+    before = prefills(server.log)
     thread = threading.Thread(target=draw)
     thread.start()
-    time.sleep(1.0)
-    client_of(engine).abort()
-    thread.join(60.0)
+    while prefills(server.log) == before:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    while thread.is_alive():
+        client_of(engine).abort()
+        thread.join(0.05)
     assert isinstance(told[0], LoraError) and "was aborted on the engine after" in str(told[0])
 
 

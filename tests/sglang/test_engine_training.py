@@ -170,7 +170,7 @@ def test_a_hybrid_is_one_policy(hybrid: Path, tmp_path: Path, mode: str, expert_
         expert_ranks=expert_ranks,
         kill=kill,
         max_batch_size=8,
-        max_new_tokens=24 if kill else 5,
+        max_new_tokens=48 if kill else 5,
     )
     assert done.returncode == 0, done.stdout
     assert ("failed while it drew completions" in done.stdout and "was restarted" in done.stdout) == kill

@@ -19,7 +19,7 @@ from lora_harness.engines.sglang.sync.engine_group import EngineGroup
 from lora_harness.engines.sglang.sync.fold import Folder
 from lora_harness.engines.sglang.sync.merge_mode import MergeSync
 from lora_harness.engines.sglang.sync.package import Packer
-from lora_harness.engines.sglang.sync.serving import PolicySync
+from lora_harness.engines.sglang.sync.serving import PolicySync, Serving
 from lora_harness.engines.sglang.sync.transport import MemoryTransport
 from lora_plugins_sdk import PeftAdapter
 from lora_plugins_sdk.errors import LoraError
@@ -74,15 +74,18 @@ class Trapped:
 @contextmanager
 def asking(engines: Engines, sync: PolicySync, answers: list[Answered]) -> Iterator[threading.Lock]:
     """Keeps the engine that lives busy while the block runs; whoever takes the lock holds it off."""
-    done, resting = threading.Event(), threading.Lock()
+    done, resting, failed = threading.Event(), threading.Lock(), []
 
     def run() -> None:
         turn = 0
-        # Not without a pause: an engine that never rests takes a core from the one that is being started.
-        while not done.wait(0.1):
-            with resting:
-                answers.extend(ask(engines, sync, 0, f"busy-{len(answers)}-{turn}"))
-            turn += 1
+        try:
+            # Not without a pause: an engine that never rests takes a core from the one that is being started.
+            while not done.wait(0.1):
+                with resting, sync.serving() as stamp:
+                    answers.extend(answered(engines, stamp, 0, f"busy-{len(answers)}-{turn}"))
+                turn += 1
+        except BaseException as error:
+            failed.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -91,20 +94,25 @@ def asking(engines: Engines, sync: PolicySync, answers: list[Answered]) -> Itera
     finally:
         done.set()
         thread.join(120)
+    assert not failed, failed[0]
 
 
 def ask(engines: Engines, sync: PolicySync, index: int, tag: str) -> list[Answered]:
     with sync.serving() as stamp:
-        sent = requests(stamp.adapter, tag, new_tokens=5)
         try:
-            found = engines.group.clients[index].generate(sent)
+            return answered(engines, stamp, index, tag)
         except LoraError:
             # As the harness does: restart, and ask the engine that came back.
             sync.recover(index)
-            found = engines.group.clients[index].generate(sent)
-        for completion in found:
-            stamp.check(completion)
-        return [Answered(stamp.version, one, completion) for one, completion in zip(sent, found, strict=True)]
+            return answered(engines, stamp, index, tag)
+
+
+def answered(engines: Engines, stamp: Serving, index: int, tag: str) -> list[Answered]:
+    sent = requests(stamp.adapter, tag, new_tokens=5)
+    found = engines.group.clients[index].generate(sent)
+    for completion in found:
+        stamp.check(completion)
+    return [Answered(stamp.version, one, completion) for one, completion in zip(sent, found, strict=True)]
 
 
 def survive(

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from lora_plugins_sdk.run import RunFacts
-from lora_plugins_sdk.testing import Layout, current_layout, current_run, run_world
+from lora_plugins_sdk.testing import Layout, close_pool, current_layout, current_run, run_world
 from lora_plugins_sdk.testing.rank import MOST_THREADS
 from lora_plugins_sdk.testing.transport import dump_result
 
@@ -67,12 +67,14 @@ def leave_threads(count: int) -> int:
 
 def test_a_rank_that_keeps_many_threads_is_replaced() -> None:
     """As those of process groups that a model's leftovers keep alive: hundreds slow every later case down."""
+    close_pool()  # ranks of cases before have threads of their own
     few, many = run_world(leave_threads, Layout(), 5), run_world(leave_threads, Layout(), MOST_THREADS)
     after = run_world(leave_threads, Layout(), 0)
     assert few == many and after != many
 
 
 def test_ranks_are_reused_and_clean() -> None:
+    close_pool()  # ranks of cases before may be due to be replaced
     layouts = [Layout(tp=2), Layout(pp=2), Layout(dp=2)]
     cases = [run_world(pid_and_traces_of_an_earlier_case, layout) for layout in layouts]
     pids = [[pid for pid, _, _ in case] for case in cases]
