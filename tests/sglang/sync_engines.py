@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,6 +158,35 @@ class Answered:
     version: int
     request: SglangRequest
     completion: SglangCompletion
+
+
+def recovered_while_a_publish_waits(
+    engines: Engines, sync: AdapterSync | MergeSync, later: Mapping[int, PeftAdapter]
+) -> list[Answered]:
+    """What a request gets whose engine dies, and is brought back by it, while a publish waits for its end.
+
+    Args:
+        engines: the first is killed.
+        sync: of a version that serves now.
+        later: versions that are published meanwhile; the last waits for requests of the one that serves now.
+    """
+
+    def publish() -> None:
+        for version, adapter in later.items():
+            sync.publish(version, adapter.tensors, adapter.config)
+
+    with ThreadPoolExecutor(1) as thread, sync.serving() as stamp:
+        published = thread.submit(publish)
+        while sync._versions._last != max(later):
+            assert not published.done(), published.result()
+            time.sleep(0.01)
+        engines.kill(0)
+        sync.recover(0)
+        assert not published.done(), "it waits for this request"
+        sent = requests(stamp.adapter, f"before-{max(later)}")
+        found = engines.group.clients[0].generate(sent)
+    published.result()
+    return [Answered(stamp.version, one, completion) for one, completion in zip(sent, found, strict=True)]
 
 
 class Truth:

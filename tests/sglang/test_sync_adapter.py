@@ -18,6 +18,7 @@ from sync_engines import (
     Engines,
     Truth,
     random_adapter,
+    recovered_while_a_publish_waits,
     requests,
 )
 
@@ -150,6 +151,20 @@ def test_two_versions_in_flight(engines: Engines, truth: Truth, new_sync: Sync, 
     third = random_adapter(tiny_qwen3_dir, seed=33)
     sync.publish(3, third.tensors, third.config)
     assert client.loaded_adapters() == {"policy-v2", "policy-v3"} or client.loaded_adapters() == {"policy-v3"}
+
+
+def test_a_request_brings_its_engine_back_while_a_publish_waits_for_it(
+    engines: Engines, truth: Truth, new_sync: Sync, tiny_qwen3_dir: Path
+) -> None:
+    """B36, B40: neither waits for the other for ever."""
+    sync = new_sync()
+    adapters = {version: random_adapter(tiny_qwen3_dir, seed=40 + version) for version in (1, 2, 3)}
+    sync.publish(1, adapters[1].tensors, adapters[1].config)
+    # Both places are taken by the second.
+    answers = recovered_while_a_publish_waits(engines, sync, {version: adapters[version] for version in (2, 3)})
+    answers += ask(engines, sync, "after-3")
+    assert {one.version for one in answers} == {1, 3}
+    assert truth.largest_gap(answers, adapters) <= 1e-5
 
 
 def test_slots_of_several_ranks_and_scales(

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 import torch
 from own_process import OwnProcess
-from sync_engines import Answered, Engines, Truth, random_adapter, requests
+from sync_engines import Answered, Engines, Truth, random_adapter, recovered_while_a_publish_waits, requests
 
 from lora_harness.engines.sglang.client import SglangClient
 from lora_harness.engines.sglang.sync.engine_group import EngineGroup
@@ -169,6 +169,18 @@ def test_an_engine_that_outlives_the_run_gets_the_base_back(engines: Engines, ti
     assert differences(pristine, client.weight_checksums())
     sync.close()
     assert not differences(pristine, client.weight_checksums())
+
+
+def test_a_request_brings_its_engine_back_while_a_publish_waits_for_it(
+    engines: Engines, truth: Truth, sync: MergeSync, tiny_qwen3_dir: Path
+) -> None:
+    """B36, B37: neither waits for the other for ever."""
+    adapters = {version: random_adapter(tiny_qwen3_dir, seed=40 + version) for version in (1, 2)}
+    sync.publish(1, adapters[1].tensors, adapters[1].config)
+    answers = recovered_while_a_publish_waits(engines, sync, {2: adapters[2]})
+    answers += ask(engines, sync, "after-2")
+    assert {one.version for one in answers} == {1, 2}
+    assert truth.largest_gap(answers, adapters) <= 1e-5
 
 
 def test_weights_from_elsewhere_are_not_taken_for_the_policys(engines: Engines, sync: MergeSync) -> None:

@@ -53,7 +53,8 @@ class AdapterSync:
         self._transport = transport
         self._versions = Versions(keep)
         self._packages: dict[int, AdapterPackage] = {}
-        self._publishing = threading.Lock()
+        # Two: a publish waits for requests, and one of these may have to bring its engine back.
+        self._publishing, self._engines = threading.Lock(), threading.Lock()
         raise_if_any("these engines cannot serve a new run:", _foreign(group))
 
     def publish(self, version: int, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> int:
@@ -63,12 +64,13 @@ class AdapterSync:
         with self._publishing:
             self._versions.claim(version)
             self._versions.wait_for_room(DRAIN_SECONDS)
-            self._retire()
-            self._transport.prepare(package)
-            sent = self._stage(package)
-            self._packages[version] = package
-            self._versions.flip(version)
-            self._retire()
+            with self._engines:
+                self._retire()
+                self._transport.prepare(package)
+                sent = self._stage(package)
+                self._packages[version] = package
+                self._versions.flip(version)
+                self._retire()
         return sent
 
     @contextmanager
@@ -79,12 +81,12 @@ class AdapterSync:
 
     def recover(self, index: int) -> None:
         """See `PolicySync.recover`."""
-        with self._publishing:
+        with self._engines:
             self._bring_back(index)
 
     def close(self) -> None:
         """See `PolicySync.close`."""
-        with self._publishing:
+        with self._publishing, self._engines:
             for package in self._packages.values():
                 self._withdraw(package)
             self._packages.clear()

@@ -51,7 +51,8 @@ class MergeSync:
         self._dtype = dtype
         self._limit = buffer_mib * MIB
         self._versions = Versions(keep=2)
-        self._publishing = threading.Lock()
+        # Two: a publish waits for requests, and one of these may have to bring its engine back.
+        self._publishing, self._engines = threading.Lock(), threading.Lock()
         self._weights = engine_weights(folder.base, folder.hf_config)
         self._held_in: dict[str, list[str]] = {}
         for name, weight in self._weights.items():
@@ -70,7 +71,7 @@ class MergeSync:
         folded = self._folder.fold(version, tensors, config)
         with self._publishing:
             self._versions.claim(version)
-            with self._versions.exclusively(DRAIN_SECONDS):
+            with self._versions.exclusively(DRAIN_SECONDS), self._engines:
                 sent = self._replace(folded)
                 self._versions.flip(version)
             for old in self._versions.superseded():
@@ -85,7 +86,7 @@ class MergeSync:
 
     def recover(self, index: int) -> None:
         """See `PolicySync.recover`."""
-        with self._publishing:
+        with self._engines:
             self._bring_back(index, self._now)
 
     def close(self) -> None:
@@ -95,7 +96,7 @@ class MergeSync:
 
     def restore_base(self) -> None:
         """Give the engines the base's own weights back, as far as they answer."""
-        with self._publishing, self._versions.exclusively(DRAIN_SECONDS):
+        with self._publishing, self._versions.exclusively(DRAIN_SECONDS), self._engines:
             pristine = self._folder.pristine()
             _, failed = self._push(pristine, self._now.folds.keys(), range(len(self._group.clients)))
             for index, error in failed.items():
