@@ -96,7 +96,7 @@ def load_policy(config: TrainConfig, adapter: Path | None) -> Any:
     """
     if adapter is None:
         return _load_base(config)
-    # The adapter first: what may be refused is, before the base takes its time.
+    # A bad adapter is refused before the base, which may take minutes, is loaded.
     if (adapter / INDEX_FILE).exists():
         raise LoraError(
             str(adapter),

@@ -12,7 +12,7 @@ from typing import TextIO
 
 STACK_SIGNAL = signal.SIGUSR1
 _ANSWER_SECONDS = 3.0
-_QUIET_SECONDS = 0.5
+_QUIET_SECONDS = 0.5  # on a busy machine a process may pause so long within a dump
 
 _file: TextIO | None = None
 

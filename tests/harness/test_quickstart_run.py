@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from small_quickstart import hardly_taught
 
 from lora_harness.evaluate import evaluate, run_evaluation
+from lora_harness.quickstart import previous, run_quickstart
 from lora_harness.quickstart import run as quickstart_run
-from lora_harness.quickstart import run_quickstart
 from lora_harness.quickstart.previous import earlier_run_aside, replaced_base
 from lora_harness.report import refuse_used_output
 from lora_plugins_sdk import read_adapter, write_adapter
@@ -235,6 +235,68 @@ def test_a_run_that_is_refused_leaves_the_earlier_results_base(earlier: Path, ki
             raise refused
         assert content(left) == before
     assert content(earlier) == before
+
+
+def test_a_base_without_a_result_gives_way_to_a_newer_one(tmp_path: Path) -> None:
+    """Nothing belongs to it, and the newer one took minutes to make."""
+    with pytest.raises(LoraError, match="refused"), earlier_run_aside(tmp_path):
+        replaced_base(tmp_path).mkdir()
+        (tmp_path / "base").mkdir()
+        (tmp_path / "base" / "config.json").write_text("of another seed")
+        raise LoraError("run", reason="refused", cure="none")
+    assert content(tmp_path / "base") == {"config.json": "of another seed"}
+    assert not replaced_base(tmp_path).exists()
+
+
+def test_half_of_an_earlier_result_never_comes_back(earlier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new run was accepted, and it ends while what it replaces is removed."""
+
+    def half_removed(path: Path) -> None:
+        if path.name == ".removed" and path.exists():
+            (path / "base" / "config.json").unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(previous, "remove", half_removed)
+    with pytest.raises(KeyboardInterrupt), earlier_run_aside(earlier):
+        (earlier / "base").rename(replaced_base(earlier))
+        (earlier / "base").mkdir()
+        (earlier / "base" / "config.json").write_text("of another seed")
+    monkeypatch.undo()
+    with earlier_run_aside(earlier) as found:
+        assert not found
+    assert content(earlier).keys() == {".quickstart", "base/config.json", "notes.txt"}
+    assert (earlier / "base" / "config.json").read_text() == "of another seed"
+
+
+def test_a_linked_base_comes_back(earlier: Path) -> None:
+    """Its target is not where the link leads from the folder aside."""
+    (earlier / "base").rename(earlier.with_name("shared"))
+    (earlier / "base").symlink_to(Path("..", "shared"))
+    before = content(earlier / "base")
+    with pytest.raises(LoraError, match="refused"), earlier_run_aside(earlier):
+        (earlier / "base").rename(replaced_base(earlier))
+        (earlier / "base").mkdir()
+        raise LoraError("run", reason="refused", cure="none")
+    assert content(earlier / "base") == before
+
+
+@pytest.mark.slow
+def test_a_quickstart_that_is_refused_late_leaves_the_earlier_one_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused when another seed's base is made: the earlier adapter is still beside the base that it was trained on."""
+    monkeypatch.setattr(quickstart_run, "BaseRecipe", hardly_taught)
+    run_quickstart(output=tmp_path / "run", steps=1)
+    before = {one: one.read_bytes() for one in (tmp_path / "run").rglob("*") if one.is_file()}
+
+    def refuse(*_: object, **__: object) -> None:
+        assert (tmp_path / "run" / "base" / "model.safetensors").read_bytes() not in before.values()
+        raise LoraError("run", reason="refused", cure="none")
+
+    monkeypatch.setattr("lora_harness.train.Trainer", refuse)
+    with pytest.raises(LoraError, match="refused"):
+        run_quickstart(output=tmp_path / "run", steps=1, seed=1)
+    assert {one: one.read_bytes() for one in (tmp_path / "run").rglob("*") if one.is_file()} == before
 
 
 def test_a_killed_start_leaves_the_earlier_result_to_the_next(earlier: Path) -> None:

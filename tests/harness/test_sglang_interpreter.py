@@ -44,7 +44,8 @@ def test_a_path_without_an_interpreter(tmp_path: Path) -> None:
         refuse_without_sglang(SglangSection(python=tmp_path / "file"))
 
 
-def test_one_in_process_is_this_one() -> None:
+def test_one_in_process_is_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(LoraError, match=r"rollout\.sglang\.in_process: .*has no SGLang -> remove it and set"):
         refuse_without_sglang(SglangSection(in_process=True))
 
@@ -58,6 +59,18 @@ def test_one_that_has_sglang(tmp_path: Path) -> None:
     """A module of that name is all that is looked for: SGLang itself takes seconds to import."""
     (tmp_path / "sglang.py").write_text("raise RuntimeError('was imported')\n")
     refuse_without_sglang(SglangSection(python=script(tmp_path, f'PYTHONPATH={tmp_path} exec {sys.executable} "$@"')))
+
+
+def test_a_folder_of_that_name_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's output has one, and so has the place where somebody keeps SGLang's sources."""
+    python = script(tmp_path, f'exec {sys.executable} -S -E "$@"')
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sglang").mkdir()
+    for content in ((), ("__init__.py",)):
+        for name in content:
+            (tmp_path / "sglang" / name).touch()
+        with pytest.raises(LoraError, match="has no SGLang"):
+            refuse_without_sglang(SglangSection(python=python))
 
 
 def test_training_asks_before_it_builds_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,14 @@ def server(takes_aborts_after: float | None) -> Iterator[tuple[str, list[str]]]:
         serving.server_close()
 
 
+def wait_for(count: int, asked: list[str]) -> None:
+    """A request's thread may start later than the client gives up."""
+    deadline = time.monotonic() + 60
+    while len(asked) < count:
+        assert time.monotonic() < deadline, asked
+        time.sleep(0.01)
+
+
 def told(url: str) -> str:
     client = HttpClient(url, timeout=0.2)
     with pytest.raises(LoraError) as caught:
@@ -65,6 +73,7 @@ def told(url: str) -> str:
 def test_an_engine_may_take_longer_for_an_abort_than_a_call_may_take() -> None:
     with server(takes_aborts_after=0.4) as (url, asked):
         assert "3 completions were not there after 0.2 s and were aborted -> raise rollout.sglang.timeout" in told(url)
+        wait_for(4, asked)
     assert sorted(asked) == [*["/abort_request"] * 3, "/generate"]
 
 
@@ -72,5 +81,6 @@ def test_an_engine_that_takes_no_abort(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_ABORT_SECONDS", 2.0)
     with server(takes_aborts_after=None) as (url, asked):
         words = told(url)
+        wait_for(2, asked)
     assert "not there after 0.2 s and could not be aborted (/abort_request was not answered within 2 s)" in words
     assert sorted(asked) == ["/abort_request", "/generate"], "one is enough to know"

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,15 +47,25 @@ def killed_while_it_draws(log: Path, steps: Path | None = None) -> Iterator[None
     # Before the block: looking for a process may take longer than until an engine has begun all that it is asked.
     serving = None if steps else (_scheduler(log.with_suffix(".json")), prefills(log))
 
-    def run() -> None:
-        while steps is not None and not (steps.exists() and steps.stat().st_size):
-            if ended.wait(0.05):
-                return
-        scheduler, before = serving or (_scheduler(log.with_suffix(".json")), prefills(log))
-        while prefills(log) == before:
+    def happened(what: Callable[[], bool]) -> bool:
+        while not what():
             if ended.wait(0.005):
+                return False
+        return True
+
+    def run() -> None:
+        if serving is not None:
+            scheduler, before = serving
+        else:
+            # The first step's completions are drawn before its line is there.
+            if not (happened(log.exists) and happened(lambda: prefills(log) > 0)):
                 return
-        os.kill(scheduler, signal.SIGKILL)
+            scheduler = _scheduler(log.with_suffix(".json"))
+            if not happened(lambda: steps is not None and steps.exists() and steps.stat().st_size > 0):
+                return
+            before = prefills(log)
+        if happened(lambda: prefills(log) > before):
+            os.kill(scheduler, signal.SIGKILL)
 
     def run_noted() -> None:
         try:

@@ -142,7 +142,7 @@ def test_an_aborted_completion_is_an_error_that_counts_its_tokens(engine: Sglang
     def draw() -> None:
         try:
             told.append(engine.generate(requests(samples=1, new_tokens=480)))
-        except LoraError as error:
+        except BaseException as error:
             told.append(error)
 
     [server] = [one._server for one in engine._group.clients]  # type: ignore[attr-defined]
@@ -155,7 +155,8 @@ def test_an_aborted_completion_is_an_error_that_counts_its_tokens(engine: Sglang
     while thread.is_alive():
         client_of(engine).abort()
         thread.join(0.05)
-    assert isinstance(told[0], LoraError) and "was aborted on the engine after" in str(told[0])
+    assert isinstance(told[0], LoraError), told
+    assert "was aborted on the engine after" in str(told[0])
 
 
 def test_a_call_that_takes_too_long_is_aborted_on_the_engine(engine: SglangEngine) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
+from engine_processes import prefills
 from own_process import OwnProcess
 from sync_engines import (
     LORA_ARGUMENTS,
@@ -129,21 +131,24 @@ def test_two_versions_in_flight(engines: Engines, truth: Truth, new_sync: Sync, 
     sync.publish(1, adapters[1].tensors, adapters[1].config)
     client = engines.group.clients[0]
     long: list[Answered] = []
-    begun = threading.Event()
+    looked = threading.Event()
 
     def run_long() -> None:
         with sync.serving() as stamp:
             sent = requests(stamp.adapter, "long", [(9, 8, 7)], new_tokens=480)
-            begun.set()
             long.append(Answered(stamp.version, sent[0], client.generate(sent)[0]))
+            looked.wait(120)  # however fast the engine was
 
+    before = prefills(engines.servers[0].log)
     thread = threading.Thread(target=run_long)
     thread.start()
-    assert begun.wait(10)
+    while prefills(engines.servers[0].log) == before:
+        assert thread.is_alive()
+        time.sleep(0.005)
     sync.publish(2, adapters[2].tensors, adapters[2].config)
     short = ask(engines, sync, "short")
-    assert thread.is_alive(), "the long request ended too early to overlap"
     assert client.loaded_adapters() == {"policy-v1", "policy-v2"}
+    looked.set()
     thread.join(120)
     assert {one.version for one in short} == {2} and long[0].version == 1
     assert len(long[0].completion.token_ids) == 480

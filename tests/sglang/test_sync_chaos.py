@@ -18,7 +18,7 @@ from lora_harness.engines.sglang.sync.adapter_mode import AdapterSync
 from lora_harness.engines.sglang.sync.engine_group import EngineGroup
 from lora_harness.engines.sglang.sync.fold import Folder
 from lora_harness.engines.sglang.sync.merge_mode import MergeSync
-from lora_harness.engines.sglang.sync.package import Packer
+from lora_harness.engines.sglang.sync.package import Packer, policy_name
 from lora_harness.engines.sglang.sync.serving import PolicySync, Serving
 from lora_harness.engines.sglang.sync.transport import MemoryTransport
 from lora_plugins_sdk import PeftAdapter
@@ -44,10 +44,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 
 class Trapped:
-    """A client whose engine is killed at one point, once. Nothing of the engine is imitated."""
+    """A client whose engine is killed at one point, once. Nothing of the engine is imitated.
 
-    def __init__(self, client: SglangClient, call: str, moment: str, kill: Callable[[], None]) -> None:
-        self._client, self._call, self._moment, self._kill = client, call, moment, kill
+    Args:
+        client: the engine's own.
+        call, moment: the point.
+        unloads: the adapter whose unloading is meant, where one of an earlier version may come first.
+        kill: does it.
+    """
+
+    def __init__(self, client: SglangClient, call: str, moment: str, unloads: str, kill: Callable[[], None]) -> None:
+        self._client, self._call, self._moment, self._unloads, self._kill = client, call, moment, unloads, kill
 
     def __getattr__(self, name: str) -> Any:
         whole = getattr(self._client, name)
@@ -55,6 +62,8 @@ class Trapped:
             return whole
 
         def sprung(*args: Any) -> Any:
+            if name == "unload_adapter" and args != (self._unloads,):
+                return whole(*args)
             self._call = ""
             if self._moment == "before":
                 self._kill()
@@ -123,7 +132,8 @@ def survive(
     sync.publish(1, adapters[1].tensors, adapters[1].config)
     with asking(engines, sync, answers) as resting:
         for version, (call, moment) in enumerate(points, start=2):
-            engines.trap(VICTIM, lambda client: Trapped(client, call, moment, lambda: engines.kill(VICTIM)))  # noqa: B023
+            before = policy_name(version - 1)
+            engines.trap(VICTIM, lambda client: Trapped(client, call, moment, before, lambda: engines.kill(VICTIM)))  # noqa: B023
             pid = engines.servers[VICTIM].pid
             # A version that a request still names is unloaded by a later publish, which would be another point.
             with resting if call == "unload_adapter" else nullcontext():

@@ -31,8 +31,8 @@ def next_case_works() -> Iterator[None]:
     assert run_world(rank_of, TWO) == [0, 1]
 
 
-def fails(fn: Callable[..., object], *args: object, layout: Layout = TWO, timeout: float = 300.0) -> WorldError:
-    """The error of a case that must fail long before its timeout, or one that is short soon after it."""
+def fails(fn: Callable[..., object], *args: object, layout: Layout = TWO, timeout: float = 120.0) -> WorldError:
+    """The error of a case that must fail long before its timeout; one with a short timeout, soon after it."""
     run_world(rank_of, layout)  # the ranks are there: their start is not part of what is timed
     start = time.monotonic()
     with pytest.raises(WorldError) as caught:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from lora_harness.quickstart.warmup import Accuracy, accuracy, encode, training_
 from lora_harness.tasks import Example
 from lora_plugins_sdk import BaseCheckpoint, SelectedPlugin, load_plugin, read_hf_config
 from lora_plugins_sdk.errors import LoraError
+from lora_plugins_sdk.staging import remove, writable
 
 _STAMP = "quickstart_base.json"
 # Raise when the way the base is made changes, so that no cached one of before is taken for it.
@@ -53,11 +53,12 @@ def make_base(path: Path, *, seed: int, recipe: BaseRecipe, replaced: Path, say:
         path: HF directory to write.
         seed: initial weights and order of the demonstrations.
         recipe: how to make it.
-        replaced: where the base of another seed or recipe goes that a new one takes the place of; nothing is there.
+        replaced: where an old base is moved when a new one replaces it; must not exist.
         say: told about the progress, a line at a time.
 
     Raises:
-        LoraError: `path` holds something else than a quickstart base, or the warm-up did not reach its target.
+        LoraError: `path` holds something else than a quickstart base or cannot be written, or the warm-up did not reach
+            its target.
     """
     fingerprint = _fingerprint(seed, recipe)
     stamp = path / _STAMP
@@ -75,15 +76,16 @@ def make_base(path: Path, *, seed: int, recipe: BaseRecipe, replaced: Path, say:
         reached = _warm_up(model, tokenizer, seed, recipe, say)
     # Written beside it and moved in one piece: an interrupted run leaves no half of a base behind.
     unfinished = path.with_name(path.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    model.save_pretrained(unfinished)
-    _publish(unfinished, load_plugin(str(recipe.model["model_type"])))
-    tokenizer.save_pretrained(unfinished)
     document = {"fingerprint": fingerprint, "seed": seed, "recipe": asdict(recipe), "accuracy": asdict(reached)}
-    (unfinished / _STAMP).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    if path.exists():
-        path.rename(replaced)
-    unfinished.rename(path)
+    with writable(path):
+        remove(unfinished)
+        model.save_pretrained(unfinished)
+        _publish(unfinished, load_plugin(str(recipe.model["model_type"])))
+        tokenizer.save_pretrained(unfinished)
+        (unfinished / _STAMP).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        if path.exists():
+            path.rename(replaced)
+        unfinished.rename(path)
     return Base(path=path, reused=False, accuracy=reached)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from lora_plugins_sdk.staging import exclusive, remove, writable
 BASE_NAME = "base"
 _MARK = ".quickstart"
 _ASIDE = ".replaced"
+# What is there is being removed, and never comes back.
+_REMOVED = ".removed"
 # What a run writes; the base and everything else in the directory stay.
 _RUN_FILES = (
     "adapter",
@@ -35,8 +38,8 @@ def earlier_run_aside(output: Path) -> Iterator[bool]:
     """Make `output` ready for a quickstart; the run files of an earlier one lie aside within the context.
 
     They are removed when it ends well, and put back with an error: whatever refuses the new run leaves the earlier
-    result, and its base where the new run made another (`replaced_base`). What a killed process left aside is put
-    back by the next.
+    result. Where the new run had made another base (`replaced_base`), that one goes and the earlier result's comes
+    back. What a killed process left aside is put back by the next.
 
     Yields:
         Whether there was an earlier one.
@@ -55,8 +58,9 @@ def earlier_run_aside(output: Path) -> Iterator[bool]:
     try:
         with writable(output):
             mark.write_text("lora-grpo quickstart replaces the run in this directory when it is started again\n")
+            remove(output / _REMOVED)
             _put_back(aside, output)
-            found = [name for name in _RUN_FILES if (output / name).exists()]
+            found = [name for name in _RUN_FILES if os.path.lexists(output / name)]
             aside.mkdir()
             for name in found:
                 (output / name).rename(aside / name)
@@ -67,7 +71,9 @@ def earlier_run_aside(output: Path) -> Iterator[bool]:
                 _put_back(aside, output)
             raise
         with writable(output):
-            remove(aside)
+            # In one step: half of an earlier result must not be put back.
+            aside.rename(output / _REMOVED)
+            remove(output / _REMOVED)
     finally:
         lock.__exit__(None, None, None)
 
@@ -89,14 +95,15 @@ def replaced_base(output: Path) -> Path:
 
 
 def _put_back(aside: Path, output: Path) -> None:
-    """Only what is not there: logs of engines that did not start are newer, and the error names them.
+    """An earlier result with its base, which replaces a newer one; without a result a newer base is worth more.
 
-    A base is: the one that the earlier result was trained on belongs to it.
+    Of the result only what is not there: logs of engines that did not start are newer, and the error names them.
     """
-    if (aside / BASE_NAME).exists():
+    found = [name for name in _RUN_FILES if os.path.lexists(aside / name)]
+    if found and os.path.lexists(aside / BASE_NAME):
         remove(output / BASE_NAME)
         (aside / BASE_NAME).rename(output / BASE_NAME)
-    for name in _RUN_FILES:
-        if (aside / name).exists() and not (output / name).exists():
+    for name in found:
+        if not os.path.lexists(output / name):
             (aside / name).rename(output / name)
     remove(aside)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 
 from lora_harness.config.rollout import SglangSection
 from lora_plugins_sdk.errors import LoraError
 
-# Looks without importing, which takes many seconds; what SGLang itself lacks, its server tells when it starts.
+# Looks without importing, which takes many seconds; an SGLang that is broken is told by its server's start. A folder of
+# the name is not SGLang, and the working directory is not where its server will look.
 _ABSENT = 41
-_LOOK = f"import importlib.util, sys; sys.exit({_ABSENT} if importlib.util.find_spec('sglang') is None else 0)"
+_LOOK = f"""
+import importlib.util, sys
+sys.path.remove("")
+found = importlib.util.find_spec("sglang")
+sys.exit({_ABSENT} if found is None or found.origin is None else 0)
+"""
 _SECONDS = 120.0
 
 
@@ -25,13 +32,25 @@ def refuse_without_sglang(section: SglangSection | None) -> None:
     """
     if section is None or section.urls:
         return
+    if section.in_process:
+        found = importlib.util.find_spec("sglang")
+        if found is None or found.origin is None:
+            raise LoraError(
+                "rollout.sglang.in_process",
+                reason=f"this interpreter ({sys.executable}) has no SGLang",
+                cure="remove it and set rollout.sglang.python to an interpreter that has SGLang",
+            )
+        return
     interpreter = str(section.python or sys.executable)
     subject, cure = f"rollout.sglang.python = {interpreter!r}", "install SGLang into it, or name one that has SGLang"
-    if section.in_process:
-        subject, cure = "rollout.sglang.in_process", "remove it and set rollout.sglang.python to one that has SGLang"
     try:
         looked = subprocess.run(
-            [interpreter, "-c", _LOOK], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS
+            [interpreter, "-c", _LOOK],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
         )
     except OSError as error:
         raise LoraError(subject, reason=f"cannot be started ({error.strerror})", cure=cure) from None

@@ -53,7 +53,8 @@ class AdapterSync:
         self._transport = transport
         self._versions = Versions(keep)
         self._packages: dict[int, AdapterPackage] = {}
-        # Two: a publish waits for requests, and one of these may have to bring its engine back.
+        # One publish at a time, and one that changes engines, in this order. `recover` takes the second alone: the
+        # publish may be waiting for the very request that needs it.
         self._publishing, self._engines = threading.Lock(), threading.Lock()
         raise_if_any("these engines cannot serve a new run:", _foreign(group))
 

@@ -51,7 +51,8 @@ class MergeSync:
         self._dtype = dtype
         self._limit = buffer_mib * MIB
         self._versions = Versions(keep=2)
-        # Two: a publish waits for requests, and one of these may have to bring its engine back.
+        # One publish at a time, and one that changes engines, in this order. `recover` takes the second alone: the
+        # publish may be waiting for the very request that needs it.
         self._publishing, self._engines = threading.Lock(), threading.Lock()
         self._weights = engine_weights(folder.base, folder.hf_config)
         self._held_in: dict[str, list[str]] = {}

@@ -71,7 +71,8 @@ class PolicySync(Protocol):
     def recover(self, index: int) -> None:
         """Restart engine `index`, which failed, and give it what it served.
 
-        A request may ask for it within `serving`, also while a publish waits for that request to end.
+        A request may ask for it within `serving`, also while a publish waits for that request to end; the publish's
+        patience goes on meanwhile.
 
         Raises:
             LoraError: it cannot be restarted, or does not take what it had.
