@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
-from engine_processes import prefills
 from own_process import OwnProcess
 from sync_engines import (
     LORA_ARGUMENTS,
@@ -131,20 +129,18 @@ def test_two_versions_in_flight(engines: Engines, truth: Truth, new_sync: Sync, 
     sync.publish(1, adapters[1].tensors, adapters[1].config)
     client = engines.group.clients[0]
     long: list[Answered] = []
-    looked = threading.Event()
+    begun, looked = threading.Event(), threading.Event()
 
     def run_long() -> None:
         with sync.serving() as stamp:
             sent = requests(stamp.adapter, "long", [(9, 8, 7)], new_tokens=480)
+            begun.set()
             long.append(Answered(stamp.version, sent[0], client.generate(sent)[0]))
             looked.wait(120)  # however fast the engine was
 
-    before = prefills(engines.servers[0].log)
     thread = threading.Thread(target=run_long)
     thread.start()
-    while prefills(engines.servers[0].log) == before:
-        assert thread.is_alive()
-        time.sleep(0.005)
+    assert begun.wait(60)
     sync.publish(2, adapters[2].tensors, adapters[2].config)
     short = ask(engines, sync, "short")
     assert client.loaded_adapters() == {"policy-v1", "policy-v2"}
