@@ -55,8 +55,10 @@ def test_engines_that_run_already_need_none() -> None:
     refuse_without_sglang(SglangSection(urls=("http://localhost:1",)))
 
 
-def test_one_that_has_sglang(tmp_path: Path) -> None:
+@pytest.mark.parametrize("safe_path", ["", "1"])
+def test_one_that_has_sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, safe_path: str) -> None:
     """A module of that name is all that is looked for: SGLang itself takes seconds to import."""
+    monkeypatch.setenv("PYTHONSAFEPATH", safe_path)
     (tmp_path / "sglang.py").write_text("raise RuntimeError('was imported')\n")
     refuse_without_sglang(SglangSection(python=script(tmp_path, f'PYTHONPATH={tmp_path} exec {sys.executable} "$@"')))
 

@@ -22,9 +22,12 @@ def interpreter(folder: Path, commands: str) -> Path:
     return script
 
 
-def test_an_interpreter_without_sglang_is_named(tmp_path: Path):
+@pytest.mark.parametrize("safe_path", ["", "1"])
+def test_an_interpreter_without_sglang_is_named(tmp_path: Path, safe_path: str):
     log = tmp_path / "logs" / "engine.log"
-    server = SglangServer({"model_path": "m", "device": "cuda"}, log=log, python=Path(sys.executable))
+    environment = {"PYTHONSAFEPATH": safe_path}
+    arguments = {"model_path": "m", "device": "cuda"}
+    server = SglangServer(arguments, log=log, python=Path(sys.executable), environment=environment)
     with pytest.raises(LoraError, match=r"rollout\.sglang\.python = '.*python.*': cannot import SGLang .*install"):
         server.wait_until_ready(lambda: False, timeout=60.0)
     server.stop()

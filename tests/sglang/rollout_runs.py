@@ -12,6 +12,7 @@ from lora_harness.config import TrainConfig, parse_config
 from lora_harness.engines import Completion, GenerationRequest, SamplingParams
 from lora_harness.engines.sglang.engine import SglangEngine
 from lora_harness.engines.sglang.opening import open_sglang
+from lora_harness.engines.sglang.server import SglangServer
 from lora_plugins_sdk import PeftAdapter
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -34,6 +35,10 @@ def run_config(model: Path, output: Path, **rollout: Any) -> TrainConfig:
 def opened(config: TrainConfig, said: list[str] | None = None) -> SglangEngine:
     """The engine of a run whose adapter has every linear of the layers."""
     return open_sglang(config, policy(config.model.path, 0), say=(said if said is not None else []).append)
+
+
+def servers_of(engine: SglangEngine) -> list[SglangServer]:
+    return [client._server for client in engine._group.clients]  # type: ignore[attr-defined]
 
 
 def policy(model: Path, seed: int) -> PeftAdapter:

@@ -14,12 +14,10 @@ import torch.distributed as dist
 import transformers_reference
 from engine_processes import alive, killed_while_it_draws, wait_until_gone
 from own_process import OwnProcess
-from rollout_runs import gap, opened, policy, requests, run_config, sequences
+from rollout_runs import gap, opened, policy, requests, run_config, sequences, servers_of
 
 from lora_harness.engines import Completion
-from lora_harness.engines.sglang.engine import SglangEngine
 from lora_harness.engines.sglang.http import HttpClient
-from lora_harness.engines.sglang.server import SglangServer
 from lora_plugins_sdk import write_adapter
 from lora_plugins_sdk.errors import LoraError
 from lora_plugins_sdk.testing import Layout, run_world
@@ -30,10 +28,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 RANKS = Layout(tp=2)
 # Enough to be killed on the way.
 NEW_TOKENS = 200
-
-
-def servers_of(engine: SglangEngine) -> list[SglangServer]:
-    return [client._server for client in engine._group.clients]  # type: ignore[attr-defined]
 
 
 def drawn_by_a_rank(model: str, output: str) -> tuple[list[Completion], list[Completion], list[str], list[int]]:

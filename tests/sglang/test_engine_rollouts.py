@@ -14,7 +14,7 @@ import torch
 import transformers_reference
 from engine_processes import prefills
 from own_process import OwnProcess
-from rollout_runs import gap, opened, policy, requests, run_config, sequences
+from rollout_runs import gap, opened, policy, requests, run_config, sequences, servers_of
 from sync_engines import PROMPTS
 
 from lora_harness.engines import Completion, GenerationRequest, RolloutEngine
@@ -145,7 +145,7 @@ def test_an_aborted_completion_is_an_error_that_counts_its_tokens(engine: Sglang
         except BaseException as error:
             told.append(error)
 
-    [server] = [one._server for one in engine._group.clients]  # type: ignore[attr-defined]
+    [server] = servers_of(engine)
     before = prefills(server.log)
     thread = threading.Thread(target=draw)
     thread.start()

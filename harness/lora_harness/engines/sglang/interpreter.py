@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 
 from lora_harness.config.rollout import SglangSection
+from lora_harness.engines.sglang import probe
 from lora_plugins_sdk.errors import LoraError
 
-# Looks without importing, which takes many seconds; an SGLang that is broken is told by its server's start. A folder of
-# the name is not SGLang, and the working directory is not where its server will look.
-_ABSENT = 41
-_LOOK = f"""
-import importlib.util, sys
-sys.path.remove("")
-found = importlib.util.find_spec("sglang")
-sys.exit({_ABSENT} if found is None or found.origin is None else 0)
-"""
 _SECONDS = 120.0
 
 
 def refuse_without_sglang(section: SglangSection | None) -> None:
-    """Refuse an interpreter that cannot be started or has no SGLang.
+    """Refuse an interpreter that cannot be started or has no SGLang. A broken SGLang is told by its server's start.
 
     Args:
         section: ``[rollout.sglang]``; nothing is asked without it, or when the engines run already.
@@ -33,8 +24,7 @@ def refuse_without_sglang(section: SglangSection | None) -> None:
     if section is None or section.urls:
         return
     if section.in_process:
-        found = importlib.util.find_spec("sglang")
-        if found is None or found.origin is None:
+        if not probe.has_sglang():
             raise LoraError(
                 "rollout.sglang.in_process",
                 reason=f"this interpreter ({sys.executable}) has no SGLang",
@@ -45,7 +35,7 @@ def refuse_without_sglang(section: SglangSection | None) -> None:
     subject, cure = f"rollout.sglang.python = {interpreter!r}", "install SGLang into it, or name one that has SGLang"
     try:
         looked = subprocess.run(
-            [interpreter, "-c", _LOOK],
+            [interpreter, probe.__file__],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -57,7 +47,7 @@ def refuse_without_sglang(section: SglangSection | None) -> None:
     except subprocess.TimeoutExpired:
         reason = f"did not say within {_SECONDS:g} s whether it has SGLang"
         raise LoraError(subject, reason=reason, cure=cure) from None
-    if looked.returncode == _ABSENT:
+    if looked.returncode == probe.ABSENT:
         raise LoraError(subject, reason=f"{interpreter} has no SGLang", cure=cure)
     if looked.returncode:
         last = (looked.stderr.strip() or "nothing was printed").splitlines()[-1]

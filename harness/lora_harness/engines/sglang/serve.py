@@ -86,7 +86,8 @@ def _serve_on(descriptor: int) -> None:
 
 def main() -> None:
     # Python puts this file's directory first, where SGLang would find our modules in place of others of the same name.
-    sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [one for one in sys.path if one != here]
     with open(sys.argv[1], encoding="utf-8") as file:
         arguments = json.load(file)
     if os.getpgrp() == os.getpid():
